@@ -1,0 +1,272 @@
+"""Typed face of the Rust engine (``pegaflow._native``).
+
+Every call that can take longer than a microsecond releases the GIL. All classes are safe to use from many threads.
+
+Words used here:
+
+* *key*: 1 to 32 bytes; vLLM's block hash, verbatim.
+* *ref*: an ``int`` naming a slot at one generation (``generation << 32 | slot``). A ref never names the bytes of
+  another block: once the slot is recycled, the ref is stale and every call treats it as absent.
+* *part*: one TP x PP rank's share of a block, ``0 <= part < parts``.
+* *member*: ``(row, epoch)`` of a process in the pool's process table.
+
+Errors: any call may raise ``pegaflow.errors.ForkedProcess`` (used in a child after ``fork()``), ``PoolClosed``, or
+``InvalidArgument``. Others are named at the method.
+"""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+__version__: str
+build_profile: str
+"""``"release"`` or ``"debug"``: which build this is."""
+
+LAYOUT_VERSION: int
+"""Version of the shared-memory layout; pools of other versions are refused by name."""
+
+@final
+class Pool:
+    """One shared pool, mapped into this process. Open pools are process-wide singletons: opening the same pool twice
+    gives two handles to one mapping and one row of the process table."""
+
+    @staticmethod
+    def open(
+        name: str,
+        *,
+        shm_dir: str = "/dev/shm",
+        pool_bytes: int | None = None,
+        segment_bytes: int | None = None,
+        slots_max: int | None = None,
+        create: bool = True,
+        label: str = "",
+    ) -> Pool:
+        """Attach to pool ``name``, creating it if it does not exist and ``create`` is true.
+
+        ``pool_bytes`` (default: the smaller of 30 GB and half of what ``shm_dir`` has left), ``segment_bytes``
+        (default 1 GiB, less for small pools) and ``slots_max`` (default ``pool_bytes / 16 KiB``, at least 4,096) are
+        only used by the creator; an existing pool keeps its own geometry. ``label`` is shown by ``pegaflow inspect``.
+
+        Raises ``PoolNotFound``, ``PoolRefused``, ``ShmFull``, ``PoolBusy`` (process table full).
+        """
+
+    name: str
+    path: str
+    """Directory of the pool's files."""
+    shm_dir: str
+    pool_bytes: int
+    segment_bytes: int
+    slots_max: int
+    created: bool
+    """Whether this process created the pool."""
+
+    def member(self) -> tuple[int, int]:
+        """``(row, epoch)`` of this process."""
+
+    def join(self, leader: tuple[int, int]) -> None:
+        """Declare that this process copies bytes for the instance led by ``leader``: what the leader has reserved is
+        not reused before this process is dead too. Call before the first copy. Raises ``PoolRefused`` if the leader's
+        row has been reaped or reused."""
+
+    def namespace(
+        self, fingerprint: bytes, group: int, part_bytes: Sequence[int], *, label: str = ""
+    ) -> Namespace:
+        """Find or create the namespace of ``fingerprint`` (exactly 32 bytes) and KV cache ``group``.
+
+        ``part_bytes`` are the bytes of one block for each part. A slot of part *p* holds at least ``part_bytes[p]``.
+        Raises ``PoolRefused`` if the namespace exists with other sizes, ``PoolFull`` if the namespace table is full.
+        """
+
+    def release(self, refs: Sequence[int]) -> None:
+        """Give up one lease per ref (see ``Namespace.lease``). Releasing more often than leased is an
+        ``InvalidArgument``."""
+
+    def publish(self, refs: Sequence[int]) -> int:
+        """Make reserved blocks visible, in the order given. A block is published only if all its parts were marked
+        written and its namespace was not reset since it was reserved; what cannot be published is freed, and so is a
+        block whose key somebody else published first. Returns how many became visible."""
+
+    def abort(self, refs: Sequence[int]) -> None:
+        """Free reserved blocks. Only for blocks that no device, NIC or thread can still write."""
+
+    def quarantine(self, refs: Sequence[int]) -> None:
+        """Give up reserved blocks that somebody may still be writing: they stay out of use until this process and all
+        that joined it are dead, plus the grace period."""
+
+    def mark_written(self, part: int, refs: Sequence[int], checksums: Sequence[int] | None = None) -> int:
+        """Say that ``part`` of these reserved blocks is complete in memory. Copies by ``HostCopier`` do this
+        themselves. Refs that are stale or not reserved are skipped. Returns how many were marked."""
+
+    def locate(self, ref: int, part: int) -> tuple[str, int, int] | None:
+        """``(segment file, offset in bytes, length in bytes)`` of one part of a block, or ``None`` if the ref is
+        stale. The bytes are stable only while the caller holds a lease (readers) or the reservation (writers)."""
+
+    def grow_ahead(self, namespace: Namespace) -> None:
+        """Ask the background thread to create the namespace's next segments now. Returns at once."""
+
+    def reap(self) -> int:
+        """Clean up after dead processes now. Returns how many process rows were reaped."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters of this process's use of the pool and a few gauges; keys are stable names such as
+        ``lookups``, ``lookup_blocks_hit``, ``blocks_published``, ``blocks_duplicate``, ``blocks_evicted``,
+        ``lock_timeouts``, ``lock_wait_us_max``, ``processes_reaped``, ``segments_created``, ``grow_failures``,
+        ``bytes_used``."""
+
+    def last_grow_error(self) -> str | None:
+        """Why the background thread could not grow the pool last time, as one sentence; ``None`` if it could."""
+
+    def close(self) -> None:
+        """Drop this handle. The process leaves the pool when its last handle is closed. Idempotent."""
+
+@final
+class Namespace:
+    """Blocks of one model, layout and KV cache group."""
+
+    id: int
+    parts: int
+    part_bytes: list[int]
+    block_bytes: int
+    """Sum of ``part_bytes``."""
+
+    def lookup(self, keys: Sequence[bytes], start: int = 0) -> int:
+        """How many consecutive ``keys[start:]`` are present. Takes no lock, changes nothing."""
+
+    def contains(self, keys: Sequence[bytes]) -> bytes:
+        """One byte per key: 1 present, 0 absent. Takes no lock, changes nothing."""
+
+    def lease(self, keys: Sequence[bytes], start: int = 0, stop: int | None = None) -> list[int]:
+        """Pin the longest run of present ``keys[start:stop]`` and return its refs, in order. Whatever is present of
+        ``keys[:start]`` is refreshed, so that a prefix never becomes older than its tail. Leased blocks
+        are neither evicted nor overwritten; each ref must be given back once with ``Pool.release``. The leases of a
+        dead process are dropped by whoever notices."""
+
+    def touch(self, keys: Sequence[bytes]) -> int:
+        """Refresh what is present of a chain of keys, tail oldest. Returns how many were present."""
+
+    def reserve(
+        self, keys: Sequence[bytes], *, parents: Sequence[bytes | None] | None = None, evict: bool = True
+    ) -> list[tuple[int, int]]:
+        """Reserve a slot for each key that is not present: ``[(index of the key, ref), ...]``, in order.
+
+        ``parents[i]`` is the key of the block before ``keys[i]`` in its chain (``None``: it is a first block); by
+        default each key is the child of the one before it in ``keys`` and the first has no parent. Never waits: what
+        does not fit now is left out (the background thread makes room meanwhile). Stops at the first key that gets no
+        slot, so that no chain has a hole."""
+
+    def reset(self) -> int:
+        """Invalidate every block of this namespace for all processes at once, with one store; reservations made
+        before can never be published. Returns the new epoch."""
+
+    def stats(self) -> dict[str, int]:
+        """``slots``, ``slots_free``, ``blocks_sealed``, ``blocks_reserved`` (counted by a scan)."""
+
+@final
+class KVLayout:
+    """Where the blocks of one KV cache group lie in this process's memory."""
+
+    def __init__(self, regions: Sequence[tuple[int, int, int]], blocks: int) -> None:
+        """``regions``: one ``(address, stride_bytes, length_bytes)`` per contiguous fragment of a block: fragment of
+        block *b* is ``[address + b * stride_bytes, + length_bytes)``. In a slot the fragments follow each other in
+        this order. ``blocks``: number of blocks; ids outside ``0 <= id < blocks`` are refused. The caller keeps the
+        memory alive until every job that uses the layout is done."""
+
+    block_bytes: int
+    blocks: int
+
+@final
+class CopyDone:
+    """Outcome of one copy job."""
+
+    job: int
+    ok: bool
+    failed: list[int]
+    """Indices (into the job's ``refs``) that were not copied: stale ref, checksum mismatch, wrong length."""
+    bytes: int
+    seconds: float
+
+@final
+class HostCopier:
+    """Copies between host memory and slots on its own threads. One job completes once, when its last byte is in
+    place."""
+
+    def __init__(self, pool: Pool, *, threads: int = 0, checksum: bool = True) -> None:
+        """``threads`` 0: the smaller of 4 and the number of CPUs this process may use. ``checksum``: compute a
+        checksum of every part on save, and compare it on load where one was stored."""
+
+    threads: int
+
+    def save(self, part: int, layout: KVLayout, refs: Sequence[int], block_ids: Sequence[int]) -> int:
+        """Start copying blocks into reserved slots; parts are marked written as they complete. Returns a job id.
+        ``refs`` and ``block_ids`` have equal length. Raises ``PoolBusy`` if too many jobs are queued."""
+
+    def load(self, part: int, layout: KVLayout, refs: Sequence[int], block_ids: Sequence[int]) -> int:
+        """Start copying leased slots into blocks. Returns a job id."""
+
+    def poll(self) -> list[CopyDone]:
+        """Jobs that completed since the last call. Never waits."""
+
+    def wait(self, timeout_ms: int) -> list[CopyDone]:
+        """Like ``poll``, but waits up to ``timeout_ms`` milliseconds for at least one if any is in flight."""
+
+    def in_flight(self) -> int:
+        """Jobs started and not yet returned by ``poll`` or ``wait``."""
+
+    def close(self) -> None:
+        """Finish what is queued, then stop the threads. Idempotent."""
+
+@final
+class ObjectStore:
+    """Engine of ``pegaflow.PegaEngine``; see there."""
+
+    @staticmethod
+    def open(
+        name: str | None,
+        *,
+        shm_dir: str = "/dev/shm",
+        pool_bytes: int | None = None,
+        evict: bool = False,
+        checksum: bool = True,
+    ) -> ObjectStore: ...
+
+    path: str
+    pool_bytes: int
+
+    def put(self, key: str, value: Any) -> None: ...
+    def get(self, key: str) -> str | bytes | None: ...
+    def remove(self, key: str) -> str | bytes | None: ...
+    def contains(self, key: str) -> bool: ...
+    def count(self) -> int: ...
+    def keys(self) -> list[str]: ...
+    def stats(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+def list_pools(shm_dir: str = "/dev/shm") -> str:
+    """JSON list of the pools of this user below ``shm_dir``: ``[{name, path, state, error, pool_bytes, bytes_used,
+    processes_alive, processes_dead, idle_seconds}]``. ``state`` is ``"ok"``, ``"refused"`` (see ``error``) or
+    ``"creating"``. Attaches to nothing and changes nothing."""
+
+def inspect(path: str) -> str:
+    """JSON description of one pool (directory ``path``): geometry, namespaces with blocks and bytes, leases,
+    processes alive and dead. Changes nothing. Raises ``PoolNotFound`` or ``PoolRefused``."""
+
+def verify(path: str, checksums: bool = True) -> str:
+    """JSON report ``{ok, blocks_checked, checksums_checked, problems: [str]}`` over every invariant of
+    ``docs/shm-format.md``. Changes nothing; exact when no process is changing the pool meanwhile. Raises
+    ``PoolNotFound`` or ``PoolRefused``."""
+
+def reap(path: str) -> int:
+    """Clean up after the dead processes of the pool at ``path``. Returns how many rows were reaped."""
+
+def remove(path: str, force: bool = False) -> None:
+    """Delete a pool's files. Raises ``PoolInUse`` if a living process is attached and not ``force``."""
+
+def system_info() -> str:
+    """JSON facts that ``pegaflow doctor`` reports and Python cannot see: ``{page_bytes, cpus, memlock_bytes,
+    io_uring}`` (``io_uring``: ``"ok"`` or the reason it is refused)."""
+
+def crash_point_arm(name: str, action: str = "kill") -> None:
+    """Tests only: kill -9 (``"kill"``) or stop (``"stop"``) this process at the named crash point. Raises
+    ``InvalidArgument`` for an unknown name. ``PEGAFLOW_CRASH_POINT=name[:action]`` in the environment does the same."""
+
+def crash_points() -> list[str]:
+    """Names of all crash points."""

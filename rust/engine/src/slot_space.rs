@@ -1,0 +1,30 @@
+//! The seam between the pool and whoever moves bytes: where a slot's bytes are, and how to say that they are there.
+
+use crate::key::BlockRef;
+
+/// The bytes of one part of one slot in this process's address space.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotBytes {
+    /// First byte.
+    pub address: *mut u8,
+    /// Length of the part.
+    pub bytes: usize,
+    /// Stored checksum of the part, when reading and if there is one.
+    pub checksum: Option<u64>,
+}
+
+/// Slots as a copy engine sees them. `Pool` implements it; tests use a fake.
+pub trait SlotSpace: Send + Sync {
+    /// Where to write `part` of a block: `Some` only while the slot is reserved at this generation.
+    fn write_target(&self, block: BlockRef, part: u32) -> Option<SlotBytes>;
+
+    /// Where to read `part` of a block: `Some` only while the slot is sealed at this generation. The caller or its
+    /// leader holds a lease, so the bytes do not change while it copies.
+    fn read_source(&self, block: BlockRef, part: u32) -> Option<SlotBytes>;
+
+    /// Record that `part` is complete in memory. `false` if the block is no longer reserved at this generation.
+    fn mark_part(&self, block: BlockRef, part: u32, checksum: Option<u64>) -> bool;
+
+    /// Whether the slot is still sealed at this generation.
+    fn is_sealed(&self, block: BlockRef) -> bool;
+}
