@@ -1,0 +1,88 @@
+"""What ``doctor`` asks about the kernel and the devices: io_uring, NUMA, files, GPUs, RDMA."""
+
+import resource
+
+from pegaflow.cli.cuda_probe import CudaDriver, probe_cuda
+from pegaflow.cli.finding import INFO, OK, WARNING, Finding
+from pegaflow.cli.host import UNLIMITED, Host
+from pegaflow.cli.output import format_bytes
+
+OPEN_FILES_WARNED_BELOW = 1024
+
+
+def io_uring(answer: str) -> Finding:
+    """Whether the kernel lets us use io_uring; ``answer`` is the native engine's."""
+    if answer == "ok":
+        return Finding("io_uring", OK, "available")
+    advice = "Optional: the SSD tier then uses a thread pool. Containers need a seccomp profile that allows io_uring."
+    return Finding("io_uring", INFO, f"refused: {answer}", advice)
+
+
+def numa(host: Host, cpus: int) -> Finding:
+    """NUMA nodes with their processors and memory."""
+    base = "/sys/devices/system/node"
+    nodes = [one for one in host.names(base) if one.startswith("node") and one[4:].isdecimal()]
+    nodes.sort(key=lambda one: int(one[4:]))
+    usable = f"{cpus} CPU{'s' if cpus != 1 else ''} usable"
+    if len(nodes) <= 1:
+        return Finding("numa", OK, f"one node, {usable}")
+    described = [f"{one[4:]}: CPUs {host.text(f'{base}/{one}/cpulist') or 'none'}" for one in nodes]
+    return Finding("numa", OK, f"{len(nodes)} nodes ({'; '.join(described)}), {usable}")
+
+
+def open_files(host: Host) -> Finding:
+    """RLIMIT_NOFILE."""
+    limit = host.limit(resource.RLIMIT_NOFILE)
+    if limit == UNLIMITED:
+        return Finding("open files", OK, "no limit")
+    if limit < OPEN_FILES_WARNED_BELOW:
+        advice = "Few for vLLM, a pool and its peers: ulimit -n 65536, systemd: LimitNOFILE=65536."
+        return Finding("open files", WARNING, f"limit {limit}", advice)
+    return Finding("open files", OK, f"limit {limit}")
+
+
+def cuda(host: Host) -> Finding:
+    """The CUDA driver and its devices."""
+    module = host.text("/proc/driver/nvidia/version")
+    driver = probe_cuda()
+    if isinstance(driver, CudaDriver):
+        devices = ", ".join(f"{one.name} ({format_bytes(one.memory_bytes)})" for one in driver.devices)
+        value = f"driver for CUDA {driver.version}: {devices or 'no devices'}"
+        if driver.devices:
+            return Finding("cuda", OK, value)
+        return Finding("cuda", WARNING, value, "Is CUDA_VISIBLE_DEVICES empty, or the container without --gpus all?")
+    if module is None:
+        return Finding("cuda", INFO, "no NVIDIA driver", "Nothing to do: vLLM's CPU build is served without it.")
+    value = f"kernel driver without usable libcuda ({driver})"
+    advice = "Start the container with --gpus all, or install the user-space part of the same driver version."
+    return Finding("cuda", WARNING, value, advice)
+
+
+def rdma(host: Host) -> Finding:
+    """RDMA devices, their ports, and whether this user may open them."""
+    base = "/sys/class/infiniband"
+    devices = host.names(base)
+    if not devices:
+        return Finding("rdma", INFO, "no devices", "Nothing to do: peers are reached over TCP without them.")
+    described = [f"{device} ({', '.join(_ports(host, f'{base}/{device}')) or 'no ports'})" for device in devices]
+    value = "; ".join(described)
+    verbs = [one for one in host.names("/dev/infiniband") if one.startswith("uverbs")]
+    if not any(host.accessible(f"/dev/infiniband/{one}") for one in verbs):
+        advice = "This process may not open /dev/infiniband/uverbs*: docker --device /dev/infiniband, or fix its mode."
+        return Finding("rdma", WARNING, value, advice)
+    if "ACTIVE" not in value:
+        return Finding("rdma", WARNING, value, "No port is active: check the cable and 'ip link', or 'ibstat'.")
+    return Finding("rdma", OK, value)
+
+
+def _ports(host: Host, device: str) -> list[str]:
+    node = host.text(f"{device}/device/numa_node")
+    where = f" numa {node}" if node is not None and node.isdecimal() else ""
+    ports = []
+    for port in host.names(f"{device}/ports"):
+        # The kernel writes the state as "4: ACTIVE".
+        state = (host.text(f"{device}/ports/{port}/state") or "unknown").rpartition(": ")[2]
+        rate = host.text(f"{device}/ports/{port}/rate") or "unknown rate"
+        link = host.text(f"{device}/ports/{port}/link_layer") or "unknown link"
+        ports.append(f"port {port} {state} {link} {rate}{where}")
+    return ports

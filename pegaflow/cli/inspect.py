@@ -1,0 +1,103 @@
+"""``pegaflow inspect``: what is in one pool."""
+
+import time
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from pegaflow.cli.options import json_option, pool_argument, shm_dir_option
+from pegaflow.cli.output import cell, echo_json, format_bytes, format_seconds, show, table
+from pegaflow.shm.pool import find_pool, inspect_pool
+from pegaflow.shm.report import InspectReport
+
+FINGERPRINT_DIGITS_SHOWN = 12
+
+
+@click.command(short_help="Show what is in a pool.")
+@pool_argument
+@shm_dir_option
+@json_option
+def inspect(pool: str, shm_dir: str, as_json: bool) -> None:
+    """Show the namespaces, blocks, bytes, leases and processes of a pool. Changes nothing.
+
+    A namespace is one model with one memory layout, and one of its KV cache groups; its fingerprint tells models
+    apart. A dead process is one that nobody has cleaned up after yet: 'pegaflow gc' does.
+
+    \b
+    Examples:
+      pegaflow inspect default
+      pegaflow inspect default --json | jq '.namespaces[] | {label, blocks_sealed}'
+    """
+    report = inspect_pool(find_pool(pool, shm_dir).path)
+    if as_json:
+        echo_json(report)
+        return
+    show(_summary(report))
+    if report.namespaces:
+        show(_namespaces(report))
+    if report.processes:
+        show(_processes(report))
+
+
+def _summary(report: InspectReport) -> Table:
+    now = int(time.time())
+    geometry, segments = report.geometry, report.segments
+    rows = {
+        "pool": report.name,
+        "path": report.path,
+        "size": f"{format_bytes(report.bytes_used)} used of {format_bytes(report.bytes_max)}",
+        "segments": f"{segments.ready} ready, {segments.creating} being created, {segments.free} free, "
+        f"{format_bytes(geometry.segment_bytes)} each",
+        "slots": f"{geometry.slots_used:,} of {geometry.slots_max:,}",
+        "layout": f"version {geometry.layout_version}",
+        "created": f"{_timestamp(report.created_unix_s)}, {format_seconds(now - report.created_unix_s)} ago",
+        "last used": f"{_timestamp(report.last_used_unix_s)}, {format_seconds(now - report.last_used_unix_s)} ago",
+        "locks held": str(report.locks_held),
+    }
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column()
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(Text(name, style="bold"), cell(value))
+    return grid
+
+
+def _namespaces(report: InspectReport) -> Table:
+    numbers = ("group", "parts", "sealed", "reserved", "quarantined", "bytes", "leases")
+    made = table("namespace", *numbers, right=numbers, caption="Namespaces")
+    for one in report.namespaces:
+        made.add_row(
+            cell(one.label or "(no label)").append("\n" + one.fingerprint[:FINGERPRINT_DIGITS_SHOWN], "dim"),
+            cell(one.group),
+            cell(one.parts),
+            cell(f"{one.blocks_sealed:,}"),
+            cell(f"{one.blocks_reserved:,}"),
+            cell(f"{one.blocks_quarantined:,}"),
+            cell(format_bytes(one.bytes_sealed)),
+            cell(f"{one.leases:,}"),
+        )
+    return made
+
+
+def _processes(report: InspectReport) -> Table:
+    numbers = ("row", "pid", "leases", "reserved")
+    made = table("row", "pid", "label", "state", "copies for", "leases", "reserved", "up", right=numbers)
+    made.title = "Processes"
+    now = int(time.time())
+    for one in report.processes:
+        made.add_row(
+            cell(one.row),
+            cell(one.pid),
+            cell(one.label),
+            cell("alive", "green") if one.alive else cell("dead", "red"),
+            cell("" if one.leader_row is None else f"row {one.leader_row}"),
+            cell(f"{one.leases:,}"),
+            cell(f"{one.reserved:,}"),
+            cell(format_seconds(now - one.started_unix_s)),
+        )
+    return made
+
+
+def _timestamp(unix_s: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))

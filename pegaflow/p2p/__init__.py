@@ -1,0 +1,1 @@
+"""Blocks of other hosts: devices, discovery and directory of peers."""
