@@ -41,7 +41,9 @@ def shared_memory(host: Host, shm_dir: str) -> Finding:
 
 def _more_shared_memory(total: int) -> str:
     if total <= DOCKER_SHM_BYTES:
-        return "This is a container's default: start it with --shm-size=32g or --ipc=host (Kubernetes: emptyDir, Memory)."
+        return (
+            "This is a container's default: start it with --shm-size=32g or --ipc=host (Kubernetes: a Memory emptyDir)."
+        )
     return "Too little for a useful pool: 'pegaflow gc', or remount it with a larger size= option."
 
 

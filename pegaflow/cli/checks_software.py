@@ -70,7 +70,7 @@ def hash_seed(host: Host, version: str | None) -> Finding:
     if parsed is not None and parsed >= VLLM_SEED_FIXED:
         advice = "Fine with vLLM's sha256 hashes; with xxhash ones set the same number for every instance."
         return Finding("PYTHONHASHSEED", INFO, "unset", advice)
-    advice = "Set the same number for every instance: without it no process finds the blocks of another, or of its past."
+    advice = "Set the same number for every instance: without it none finds the blocks of another, or of its own past."
     return Finding("PYTHONHASHSEED", WARNING, "unset", advice)
 
 

@@ -23,7 +23,7 @@ class CudaDriver:
     devices: tuple[CudaDevice, ...]
 
 
-class _CudaRefused(Exception):
+class _CudaError(Exception):
     """A driver call failed."""
 
 
@@ -39,7 +39,7 @@ def probe_cuda() -> CudaDriver | str:
         _call(driver, "cuDriverGetVersion", ctypes.byref(version))
         _call(driver, "cuDeviceGetCount", ctypes.byref(count))
         devices = tuple(_device(driver, index) for index in range(count.value))
-    except _CudaRefused as error:
+    except _CudaError as error:
         return str(error)
     return CudaDriver(f"{version.value // 1000}.{version.value % 1000 // 10}", devices)
 
@@ -57,6 +57,6 @@ def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> None:
     try:
         status = getattr(driver, function)(*arguments)
     except AttributeError:
-        raise _CudaRefused(f"{function} is missing") from None
+        raise _CudaError(f"{function} is missing") from None
     if status != 0:
-        raise _CudaRefused(f"{function} answered error {status}")
+        raise _CudaError(f"{function} answered error {status}")

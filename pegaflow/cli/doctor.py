@@ -33,7 +33,7 @@ def doctor(ctx: click.Context, shm_dir: str, as_json: bool) -> None:
         echo_json({"ok": not failed, "findings": findings})
     else:
         show(_table(findings))
-        click.echo(_summary(findings))
+        click.echo("\n" + _summary(findings))
     ctx.exit(1 if failed else 0)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import click
 
-from pegaflow.cli.options import Duration, json_option, shm_dir_option
+from pegaflow.cli.options import json_option, shm_dir_option, time_span
 from pegaflow.cli.output import cell, echo_json, format_bytes, format_count, format_seconds, printable, show, table
 from pegaflow.errors import PegaFlowError, PoolInUse, PoolNotFound
 from pegaflow.shm.pool import files_bytes, list_pools, reap_pool, unlink_pool
@@ -36,7 +36,7 @@ class Step:
 @click.option(
     "--idle",
     "idle_seconds_max",
-    type=Duration(),
+    callback=time_span,
     default="7d",
     show_default=True,
     metavar="SPAN",
@@ -125,7 +125,7 @@ def _show(steps: list[Step], shm_dir: str, dry_run: bool) -> None:
             cell(step.name), action, cell(step.error or step.reason), cell(format_bytes(step.bytes_freed or None))
         )
     show(made)
-    click.echo(_summary(steps, dry_run))
+    click.echo("\n" + _summary(steps, dry_run))
 
 
 def _summary(steps: Iterable[Step], dry_run: bool) -> str:

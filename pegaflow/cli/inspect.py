@@ -22,12 +22,13 @@ def inspect(pool: str, shm_dir: str, as_json: bool) -> None:
     """Show the namespaces, blocks, bytes, leases and processes of a pool. Changes nothing.
 
     A namespace is one model with one memory layout, and one of its KV cache groups; its fingerprint tells models
-    apart. A dead process is one that nobody has cleaned up after yet: 'pegaflow gc' does.
+    apart. 'quar.' counts quarantined blocks: given up while somebody might still write into them. A dead process is
+    one that nobody has cleaned up after yet: 'pegaflow gc' does.
 
     \b
     Examples:
       pegaflow inspect default
-      pegaflow inspect default --json | jq '.namespaces[] | {label, blocks_sealed}'
+      pegaflow inspect default --json | jq '.namespaces[].blocks_sealed'
     """
     report = inspect_pool(find_pool(pool, shm_dir).path)
     if as_json:
@@ -64,8 +65,9 @@ def _summary(report: InspectReport) -> Table:
 
 
 def _namespaces(report: InspectReport) -> Table:
-    numbers = ("group", "parts", "sealed", "reserved", "quarantined", "bytes", "leases")
-    made = table("namespace", *numbers, right=numbers, caption="Namespaces")
+    numbers = ("group", "parts", "sealed", "reserved", "quar.", "bytes", "leases")
+    made = table("namespace", *numbers, right=numbers, caption="\nNamespaces")
+    made.columns[0].min_width = FINGERPRINT_DIGITS_SHOWN
     for one in report.namespaces:
         made.add_row(
             cell(one.label or "(no label)").append("\n" + one.fingerprint[:FINGERPRINT_DIGITS_SHOWN], "dim"),
@@ -82,8 +84,8 @@ def _namespaces(report: InspectReport) -> Table:
 
 def _processes(report: InspectReport) -> Table:
     numbers = ("row", "pid", "leases", "reserved")
-    made = table("row", "pid", "label", "state", "copies for", "leases", "reserved", "up", right=numbers)
-    made.title = "Processes"
+    columns = ("row", "pid", "label", "state", "copies for", "leases", "reserved", "up")
+    made = table(*columns, right=numbers, caption="\nProcesses")
     now = int(time.time())
     for one in report.processes:
         made.add_row(

@@ -3,6 +3,7 @@
 import difflib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -36,15 +37,24 @@ class SentenceGroup(click.Group):
             raise click.UsageError(f"There is no command {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
         """Run, and leave the process with the documented exit code unless ``standalone_mode`` is false."""
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
-        sys.exit(self._run(*args, **extra))
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        sys.exit(self._run(args, prog_name, complete_var, extra))
 
-    def _run(self, *args: Any, **extra: Any) -> int:
+    def _run(
+        self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, extra: dict[str, Any]
+    ) -> int:
         try:
-            result = super().main(*args, standalone_mode=False, **extra)
+            result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
             return _complain(_usage_sentence(error), EXIT_USAGE)
         except click.ClickException as error:
@@ -98,7 +108,7 @@ def cli(ctx: click.Context) -> None:
     \b
     Examples:
       pegaflow doctor                 is this host ready, and if not, what to do
-      pegaflow pools                  which pools exist, how full, used by how many
+      pegaflow pools                  which pools exist, and how full they are
       pegaflow inspect default        what is in one of them
       pegaflow verify default         is every byte of it as it was written
       pegaflow gc --dry-run           what a clean-up would remove

@@ -13,19 +13,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 SECONDS_OF_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-class Duration(click.ParamType):
-    """A time span such as ``90s``, ``30m``, ``12h``, ``7d`` or ``2w``, as seconds; ``0`` stays 0."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Seconds of the span; anything else is a usage error."""
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d{1,9})([smhdw])|0", str(value).strip().lower())
-        if match is None:
-            self.fail(f"{value!r} is not a time span; write for example 90s, 30m, 12h, 7d or 0", param, ctx)
-        return int(match[1]) * SECONDS_OF_UNIT[match[2]] if match[1] else 0
+def time_span(_ctx: click.Context, _parameter: click.Parameter, value: str) -> int:
+    """Callback of an option: seconds of ``90s``, ``30m``, ``12h``, ``7d`` or ``2w``; ``0`` stays 0."""
+    match = re.fullmatch(r"(\d{1,9})([smhdw])|0", value.strip().lower())
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a time span; write for example 90s, 30m, 12h, 7d or 0")
+    return int(match[1]) * SECONDS_OF_UNIT[match[2]] if match[1] else 0
 
 
 def shm_dir_option(function: F) -> F:

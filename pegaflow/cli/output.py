@@ -63,7 +63,8 @@ def echo_json(value: Any) -> None:
 
 def table(*columns: str, right: Sequence[str] = (), caption: str | None = None) -> Table:
     """A table whose cells wrap rather than lose text; ``right`` names the columns of numbers."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=caption, title_justify="left", title_style="bold")
+    made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    made.title, made.title_justify, made.title_style = caption, "left", "bold"
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return made

@@ -21,7 +21,7 @@ def pools(shm_dir: str, as_json: bool) -> None:
     Examples:
       pegaflow pools
       pegaflow pools --shm-dir /mnt/huge
-      pegaflow pools --json | jq '.pools[] | select(.processes_alive == 0) | .name'
+      pegaflow pools --json | jq '.pools[] | select(.processes_alive == 0)'
     """
     found = list_pools(shm_dir)
     if as_json:
@@ -34,7 +34,9 @@ def pools(shm_dir: str, as_json: bool) -> None:
 
 
 def _table(found: list[PoolListing]) -> object:
-    made = table("pool", "state", "used", "of", "full", "alive", "dead", "idle", right=("used", "of", "full", "alive"))
+    made = table(
+        "pool", "state", "used", "of", "full", "alive", "dead", "idle", right=("used", "of", "full", "alive", "dead")
+    )
     for one in found:
         made.add_row(
             cell(one.name),
@@ -56,4 +58,5 @@ def _percent(one: PoolListing) -> str:
 
 
 def _reasons(found: list[PoolListing]) -> list[object]:
-    return [cell(f"{one.path}: {one.error}") for one in found if one.error is not None]
+    lines: list[object] = [cell(f"{one.path}: {one.error}") for one in found if one.error is not None]
+    return ["", *lines] if lines else []
