@@ -4,6 +4,7 @@
 
 pub mod checksum;
 pub mod error;
+pub mod hash;
 pub mod key;
 pub mod slot_space;
 
