@@ -106,6 +106,10 @@ class Pool:
     def reap(self) -> int:
         """Clean up after dead processes now. Returns how many process rows were reaped."""
 
+    def rebuild_index(self) -> int:
+        """Link every sealed block into the index anew, as the background thread does after damage; lookups miss
+        meanwhile. Returns how many blocks are in the index afterwards. Raises ``PoolBusy``."""
+
     def stats(self) -> dict[str, int]:
         """Counters of this process's use of the pool and a few gauges; keys are stable names such as
         ``lookups``, ``lookup_blocks_hit``, ``blocks_published``, ``blocks_duplicate``, ``blocks_evicted``,

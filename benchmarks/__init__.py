@@ -1,0 +1,1 @@
+"""Benchmarks of PegaFlow; each module answers one question: ``python -m benchmarks.NAME``."""
