@@ -95,7 +95,7 @@ impl SlotSpace for FakeSpace {
         true
     }
 
-    fn is_sealed(&self, block: BlockRef) -> bool {
+    fn is_readable(&self, block: BlockRef) -> bool {
         !self.recycled_while_copied.contains(&block.slot())
     }
 }

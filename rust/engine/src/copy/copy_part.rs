@@ -57,7 +57,7 @@ impl PartCopy<'_> {
             offset += bytes;
         }
         // The lease ought to keep the block, but its holder may have been declared dead meanwhile: look again.
-        stream.finish() == expected && self.space.is_sealed(block)
+        stream.finish() == expected && self.space.is_readable(block)
     }
 
     /// Address and length of each fragment of a block. No overflow: the layout was checked for ids in range, and so
