@@ -36,7 +36,7 @@ build: setup  ## Same as setup: rebuild the native module if its sources changed
 $(STAMPS)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "PegaFlow's tests and demo need Python 3.11 or newer: name one with make PYTHON=..." >&2; exit 1; }
-	@command -v cargo >/dev/null || { echo "cargo is missing: install the Rust toolchain, 1.85 or newer" >&2; exit 1; }
+	@command -v cargo >/dev/null || { echo "cargo is missing: install the Rust toolchain, 1.88 or newer" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@mkdir -p $(STAMPS) && touch $@

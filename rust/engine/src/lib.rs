@@ -3,10 +3,21 @@
 //! No Python, no CUDA. `docs/shm-format.md` has the bytes, `docs/crash-model.md` what each death leaves behind.
 
 pub mod checksum;
+pub mod config;
+pub mod copy;
+pub mod crash_point;
 pub mod error;
 pub mod hash;
 pub mod key;
+pub mod limits;
+pub mod shm;
 pub mod slot_space;
+mod sync;
 
+pub use config::OpenOptions;
 pub use error::{Error, ErrorKind, Result};
 pub use key::{BlockRef, Key};
+pub use shm::names;
+pub use shm::namespace::{Namespace, NamespaceInfo};
+pub use shm::pool::Pool;
+pub use shm::process::Member;

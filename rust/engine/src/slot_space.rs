@@ -18,13 +18,13 @@ pub trait SlotSpace: Send + Sync {
     /// Where to write `part` of a block: `Some` only while the slot is reserved at this generation.
     fn write_target(&self, block: BlockRef, part: u32) -> Option<SlotBytes>;
 
-    /// Where to read `part` of a block: `Some` only while the slot is sealed at this generation. The caller or its
-    /// leader holds a lease, so the bytes do not change while it copies.
+    /// Where to read `part` of a block: `Some` only while the slot is sealed (or superseded, but still leased) at this
+    /// generation. The caller or its leader holds a lease, so the bytes do not change while it copies.
     fn read_source(&self, block: BlockRef, part: u32) -> Option<SlotBytes>;
 
     /// Record that `part` is complete in memory. `false` if the block is no longer reserved at this generation.
     fn mark_part(&self, block: BlockRef, part: u32, checksum: Option<u64>) -> bool;
 
-    /// Whether the slot is still sealed at this generation.
-    fn is_sealed(&self, block: BlockRef) -> bool;
+    /// Whether `read_source` would still give the same bytes.
+    fn is_readable(&self, block: BlockRef) -> bool;
 }

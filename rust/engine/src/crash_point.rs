@@ -1,0 +1,112 @@
+//! Named points in every step that publishes or unpublishes something; tests kill or stop a process there.
+//!
+//! Unarmed, a point is one relaxed load.
+
+use crate::error::{Error, Result};
+use crate::sync::{AtomicUsize, Relaxed};
+
+/// Names of all points, in the order of the steps.
+pub const NAMES: &[&str] = &[
+    "create.control_written",
+    "create.linked",
+    "process.locked",
+    "process.registered",
+    "process.joined",
+    "namespace.claimed",
+    "namespace.ready",
+    "grow.claimed",
+    "grow.segment_created",
+    "grow.allocated",
+    "grow.ready",
+    "reserve.claimed",
+    "reserve.keyed",
+    "part.copied",
+    "part.written",
+    "publish.locked",
+    "publish.odd",
+    "publish.linked",
+    "publish.sealed",
+    "publish.unlocked",
+    "chain.linked",
+    "lease.marked",
+    "lease.released",
+    "evict.claimed",
+    "evict.locked",
+    "evict.unlinked",
+    "evict.freeing",
+    "evict.freed",
+    "replace.superseded",
+    "reap.claimed",
+    "reap.scanned",
+    "retire.claimed",
+    "retire.dropping",
+    "reset.bumped",
+    "rebuild.cleared",
+];
+
+static ARMED: AtomicUsize = AtomicUsize::new(0);
+
+const STOP: usize = 1 << 16;
+
+/// All names.
+pub fn names() -> &'static [&'static str] {
+    NAMES
+}
+
+/// Arm `name`: this process is killed (`"kill"`) or stopped (`"stop"`) when it gets there.
+pub fn arm(name: &str, action: &str) -> Result<()> {
+    let index = NAMES
+        .iter()
+        .position(|known| *known == name)
+        .ok_or_else(|| Error::invalid(format!("there is no crash point '{name}': see crash_points()")))?;
+    let stop = match action {
+        "kill" => 0,
+        "stop" => STOP,
+        other => return Err(Error::invalid(format!("a crash point can 'kill' or 'stop', not '{other}'"))),
+    };
+    ARMED.store((index + 1) | stop, Relaxed);
+    Ok(())
+}
+
+/// Arm what the environment asks for; called when a pool is opened.
+pub(crate) fn arm_from_environment() -> Result<()> {
+    match std::env::var("PEGAFLOW_CRASH_POINT") {
+        Ok(value) => {
+            let (name, action) = value.split_once(':').unwrap_or((&value, "kill"));
+            arm(name, action)
+        }
+        Err(_) => Ok(()),
+    }
+}
+
+/// Pass the point `name`.
+#[inline]
+pub(crate) fn pass(name: &str) {
+    let armed = ARMED.load(Relaxed);
+    if armed != 0 {
+        strike(armed, name);
+    }
+}
+
+#[cold]
+fn strike(armed: usize, name: &str) {
+    if NAMES.get((armed & (STOP - 1)) - 1) != Some(&name) {
+        return;
+    }
+    let signal = if armed & STOP == 0 { nix::sys::signal::SIGKILL } else { nix::sys::signal::SIGSTOP };
+    ARMED.store(0, Relaxed);
+    if nix::sys::signal::raise(signal).is_err() {
+        std::process::abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_points_are_refused() {
+        assert!(arm("no.such.point", "kill").is_err());
+        assert!(arm("grow.ready", "explode").is_err());
+    }
+}

@@ -1,0 +1,81 @@
+//! Every maximum of the engine, and what must hold between them.
+
+use std::time::Duration;
+
+/// Processes that may be attached to one pool at a time; one bit each in a slot's lease words.
+pub const PROCESSES_MAX: usize = 128;
+/// Namespaces (fingerprint x KV cache group) of one pool.
+pub const NAMESPACES_MAX: usize = 256;
+/// Parts (TP x PP ranks) of one block; one bit each in a slot header.
+pub const PARTS_MAX: usize = 64;
+/// Segments, and so extents, of one pool.
+pub const SEGMENTS_MAX: u64 = 8192;
+/// Slots of one pool.
+pub const SLOTS_MAX: u64 = 1 << 28;
+/// Slots of one pool at least, however small it is.
+pub const SLOTS_MIN: u64 = 4096;
+/// Slots per unit in which header ranges are handed to extents.
+pub const SLOTS_PER_RANGE: u64 = 64;
+/// Locks over the index; each covers every bucket of equal low bits.
+pub const STRIPES: usize = 1024;
+/// Characters of a pool name.
+pub const POOL_NAME_CHARS_MAX: usize = 64;
+/// Bytes of a label that is kept in shared memory.
+pub const LABEL_BYTES_MAX: usize = 64;
+/// Smallest segment.
+pub const SEGMENT_BYTES_MIN: u64 = 64 << 10;
+/// Default and largest automatic segment.
+pub const SEGMENT_BYTES_DEFAULT: u64 = 1 << 30;
+/// Default pool, where the file system has twice as much left.
+pub const POOL_BYTES_DEFAULT: u64 = 30_000_000_000;
+
+/// Longest wait for a lock of a living sibling; after it the operation gives up.
+pub const LOCK_WAIT_MAX: Duration = Duration::from_millis(20);
+/// Tries before a waiter starts to sleep between tries.
+pub const LOCK_SPINS: u32 = 64;
+/// Tries between two probes whether the owner of a lock is alive.
+pub const LOCK_TRIES_PER_PROBE: u32 = 4;
+/// Sleep between two tries.
+pub const LOCK_SLEEP: Duration = Duration::from_micros(50);
+
+/// Entries of one bucket chain that a walk follows before it calls the chain damaged.
+pub const CHAIN_HOPS_MAX: usize = 4096;
+/// Times a reader walks a chain again because a writer changed it meanwhile.
+pub const READ_RETRIES_MAX: usize = 64;
+/// Keys whose table entries are fetched together, so that cache misses overlap.
+pub const LOOKUP_BATCH: usize = 32;
+
+/// Eviction candidates per scan: at least, and at most.
+pub const EVICT_BATCH_MIN: usize = 64;
+/// See [`EVICT_BATCH_MIN`].
+pub const EVICT_BATCH_MAX: usize = 16_384;
+/// Scans for candidates within one call.
+pub const EVICT_SCANS_MAX: usize = 2;
+
+/// How long a slot that a device of a dead process may still write stays out of use.
+pub const QUARANTINE_GRACE: Duration = Duration::from_secs(5);
+/// Pause of the background thread when nothing wakes it.
+pub const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(1000);
+/// How long an opener waits for another process to finish creating the pool.
+pub const CREATE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Pause after a failed growth before the next try.
+pub const GROW_RETRY_PAUSE: Duration = Duration::from_secs(5);
+
+const _: () = assert!(PROCESSES_MAX == 128, "the slot header has two lease words of 64 bits");
+const _: () = assert!(PARTS_MAX <= 64, "the slot header has one word of part bits");
+const _: () = assert!(STRIPES.is_power_of_two());
+const _: () = assert!(SLOTS_MAX < u32::MAX as u64, "slot numbers plus one fit 32 bits");
+const _: () = assert!(SEGMENTS_MAX < u16::MAX as u64, "extent numbers plus one fit 16 bits");
+
+/// Threads of one copier.
+pub const COPY_THREADS_MAX: usize = 64;
+/// Threads of one copier that was not told how many; fewer where there are fewer CPUs.
+pub const COPY_THREADS_DEFAULT_MAX: usize = 4;
+/// Copy jobs of one copier that were started and whose outcome was not fetched yet.
+pub const COPY_JOBS_IN_FLIGHT_MAX: usize = 4096;
+/// Blocks of all copy jobs of one copier that are not done.
+pub const COPY_ITEMS_QUEUED_MAX: usize = 1 << 22;
+/// Regions of one KV layout: fragments of one block.
+pub const COPY_REGIONS_MAX: usize = 1 << 16;
+/// Blocks of one KV layout.
+pub const COPY_BLOCKS_MAX: u32 = u32::MAX;

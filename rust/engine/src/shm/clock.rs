@@ -1,0 +1,16 @@
+//! The two clocks: wall time for people, boot time for waiting.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Seconds since 1970.
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}
+
+/// Milliseconds since boot, suspended time included: the same for all processes of a host, and never set back.
+pub(crate) fn boot_ms() -> u64 {
+    match nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME) {
+        Ok(now) => now.tv_sec() as u64 * 1000 + now.tv_nsec() as u64 / 1_000_000,
+        Err(_) => 0,
+    }
+}

@@ -1,0 +1,118 @@
+//! What one process holds of one pool. The operations on it are spread over the files of this folder by role.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::time::Instant;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::BlockRef;
+use crate::shm::control::Control;
+use crate::shm::evict::EvictQueue;
+use crate::shm::extent::{Extent, SegmentKey};
+use crate::shm::file::Place;
+use crate::shm::free::FreeCursor;
+use crate::shm::lease::Pins;
+use crate::shm::liveness::LockFile;
+use crate::shm::mapping::Mapping;
+use crate::shm::namespace::Namespace;
+use crate::shm::process::Member;
+use crate::shm::reserve::Pending;
+use crate::shm::stats::Stats;
+use crate::shm::superblock::Superblock;
+
+/// What the background thread is asked to do.
+#[derive(Default)]
+pub(crate) struct Requests {
+    pub(crate) grow: BTreeSet<u32>,
+    pub(crate) awake: bool,
+    pub(crate) stop: bool,
+}
+
+/// Extents of one namespace as of one version of the table.
+pub(crate) type ExtentCache = HashMap<u32, (u64, Arc<Vec<Extent>>)>;
+
+/// One attached pool.
+pub(crate) struct Core {
+    pub(crate) name: String,
+    pub(crate) place: Place,
+    pub(crate) control: Control,
+    pub(crate) superblock: Superblock,
+    pub(crate) lock_file: LockFile,
+    pub(crate) me: Member,
+    pub(crate) stats: Stats,
+    pub(crate) pins: Pins,
+    pub(crate) pending: Mutex<HashMap<BlockRef, Pending>>,
+    pub(crate) segments: RwLock<HashMap<SegmentKey, Arc<Mapping>>>,
+    pub(crate) extent_cache: Mutex<ExtentCache>,
+    pub(crate) used_segments: Mutex<(u64, usize)>,
+    pub(crate) free_cursors: Mutex<HashMap<u32, FreeCursor>>,
+    pub(crate) evict_queues: Mutex<HashMap<u32, EvictQueue>>,
+    pub(crate) grow_error: Mutex<Option<String>>,
+    pub(crate) grow_paused_until: Mutex<Option<Instant>>,
+    pub(crate) reaping: Mutex<()>,
+    pub(crate) requests: Mutex<Requests>,
+    pub(crate) bell: Condvar,
+}
+
+impl Core {
+    pub(crate) fn new(
+        name: &str,
+        place: Place,
+        control: Control,
+        superblock: Superblock,
+        lock_file: LockFile,
+        me: Member,
+    ) -> Self {
+        let slots_max = control.geometry().slots_max as usize;
+        Self {
+            name: name.to_owned(),
+            place,
+            control,
+            superblock,
+            lock_file,
+            me,
+            stats: Stats::default(),
+            pins: Pins::new(slots_max),
+            pending: Mutex::default(),
+            segments: RwLock::default(),
+            extent_cache: Mutex::default(),
+            used_segments: Mutex::new((u64::MAX, 0)),
+            free_cursors: Mutex::default(),
+            evict_queues: Mutex::default(),
+            grow_error: Mutex::default(),
+            grow_paused_until: Mutex::default(),
+            reaping: Mutex::default(),
+            requests: Mutex::default(),
+            bell: Condvar::new(),
+        }
+    }
+
+    /// Every operation starts here: a forked child must not touch the parent's locks and leases.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        if self.lock_file.forked() {
+            return Err(Error::new(
+                ErrorKind::Forked,
+                format!("pool '{}' was opened before fork(): open it again in this process", self.name),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Have the background thread grow `ns`.
+    pub(crate) fn ask_to_grow(&self, ns: Namespace) {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        if requests.grow.insert(ns.0) {
+            self.bell.notify_all();
+        }
+    }
+
+    /// Have the background thread look around now.
+    pub(crate) fn wake(&self) {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).awake = true;
+        self.bell.notify_all();
+    }
+
+    pub(crate) fn is_remembered(&self, block: BlockRef) -> bool {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&block)
+    }
+}

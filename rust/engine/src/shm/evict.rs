@@ -1,0 +1,163 @@
+//! Eviction: oldest stamps first, which by the rule in `recency.rs` takes tails before their heads.
+//!
+//! Candidates are the oldest part of one scan over the stamps. Between scan and eviction a block may be touched,
+//! leased or get a child; each of these is noticed (see [`Core::evict_one`]), and then the block and the chain before
+//! it stay.
+
+use std::sync::PoisonError;
+
+use crate::key::{BlockRef, Key};
+use crate::limits::{EVICT_BATCH_MAX, EVICT_BATCH_MIN, EVICT_SCANS_MAX};
+use crate::shm::core::Core;
+use crate::shm::extent::Extent;
+use crate::shm::free::TakenSlot;
+use crate::shm::lease::is_leased;
+use crate::shm::namespace::{Identity, Namespace};
+use crate::shm::rows::{SlotHeader, load4};
+use crate::shm::state::{NOBODY, SlotState, State, next_generation};
+use crate::sync::{AcqRel, Acquire, Relaxed, SeqCst};
+
+/// Candidates of one namespace, youngest first so that the oldest is popped.
+#[derive(Default)]
+pub(crate) struct EvictQueue {
+    candidates: Vec<(u64, u32)>,
+}
+
+impl Core {
+    /// Evict one block of the namespace and reserve its slot. `None` if nothing can go now.
+    pub(crate) fn evict_into_reserved(&self, ns: Namespace, extents: &[Extent]) -> Option<TakenSlot> {
+        let mut queues = self.evict_queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = queues.entry(ns.0).or_default();
+        let mut scans = 0;
+        loop {
+            let Some((stamp, slot)) = queue.candidates.pop() else {
+                if scans == EVICT_SCANS_MAX {
+                    return None;
+                }
+                scans += 1;
+                queue.candidates = self.scan_candidates(ns, extents);
+                if queue.candidates.is_empty() {
+                    return None;
+                }
+                continue;
+            };
+            if let Some(freeing) = self.evict_one(slot, stamp) {
+                self.stats.blocks_evicted.add(1);
+                return self.recycle(slot, freeing);
+            }
+        }
+    }
+
+    fn scan_candidates(&self, ns: Namespace, extents: &[Extent]) -> Vec<(u64, u32)> {
+        let horizon = self.control.header().clock.load(SeqCst);
+        self.raise_horizon(ns, horizon);
+        let slots: usize = extents.iter().map(|extent| extent.slot_count as usize).sum();
+        let wanted = (slots / 64).clamp(EVICT_BATCH_MIN, EVICT_BATCH_MAX);
+        let mut oldest: Vec<(u64, u32)> = Vec::with_capacity(slots.min(1 << 16));
+        for slot in extents.iter().flat_map(Extent::slots) {
+            let stamp = self.control.stamp(slot).load(SeqCst);
+            if stamp != 0 && stamp <= horizon {
+                oldest.push((stamp, slot));
+            }
+        }
+        if oldest.len() > wanted {
+            oldest.select_nth_unstable(wanted);
+            oldest.truncate(wanted);
+        }
+        oldest.sort_unstable_by(|one, other| other.cmp(one));
+        oldest
+    }
+
+    /// Every stamp up to the horizon may be a candidate somewhere: who publishes a child below such a parent has to
+    /// refresh the chain first.
+    fn raise_horizon(&self, ns: Namespace, horizon: u64) {
+        self.control.namespaces()[ns.0 as usize].horizon.fetch_max(horizon, SeqCst);
+    }
+
+    pub(crate) fn horizon(&self, ns: Namespace) -> u64 {
+        self.control.namespaces()[ns.0 as usize].horizon.load(SeqCst)
+    }
+
+    /// Take a sealed block out of the index if nobody leases it and its stamp is still `stamp`. On success the slot is
+    /// FREEING by this process.
+    pub(crate) fn evict_one(&self, slot: u32, stamp: u64) -> Option<SlotState> {
+        let header = self.control.slot(slot)?;
+        let word = header.state.load(Acquire);
+        let sealed = SlotState::decode(word).filter(|state| state.state == State::Sealed)?;
+        let (identity, key) = name_of(header)?;
+        let Some(bucket) = self.lock_bucket(self.bucket_of(&identity, &key)) else {
+            self.keep(sealed.block(slot));
+            return None;
+        };
+        crate::crash_point::pass("evict.locked");
+        let evicting = SlotState::new(sealed.generation, self.me.row, State::Evicting);
+        header.state.compare_exchange(word, evicting.encode(), SeqCst, Relaxed).ok()?;
+        crate::crash_point::pass("evict.claimed");
+        let leased = is_leased(header);
+        if leased || self.control.stamp(slot).load(SeqCst) != stamp {
+            header.state.store(word, SeqCst);
+            drop(bucket);
+            if leased {
+                self.keep(sealed.block(slot));
+            }
+            return None;
+        }
+        bucket.begin();
+        bucket.unlink(slot);
+        crate::crash_point::pass("evict.unlinked");
+        let freeing = evicting.to(State::Freeing);
+        header.state.store(freeing.encode(), SeqCst);
+        bucket.finish();
+        crate::crash_point::pass("evict.freeing");
+        Some(freeing)
+    }
+
+    /// A candidate stays though it was not touched: then so does the chain before it.
+    fn keep(&self, block: BlockRef) {
+        if self.pin(block) {
+            self.refresh_chain_of(block);
+            if let Err(error) = self.unpin(block) {
+                log::error!("pegaflow: {error}");
+            }
+        }
+    }
+
+    /// FREEING by this process to RESERVED by it, at the next generation, without going through FREE.
+    fn recycle(&self, slot: u32, freeing: SlotState) -> Option<TakenSlot> {
+        let header = self.control.slot_unchecked(slot);
+        if header.member_next.load(Acquire) != 0 {
+            self.give_back(slot, freeing);
+            return self.reserve_slot(slot).inspect(|_| self.unhint_free(slot));
+        }
+        self.control.stamp(slot).store(0, Relaxed);
+        let mine = SlotState::new(next_generation(freeing.generation), self.me.row, State::Reserved);
+        header.state.compare_exchange(freeing.encode(), mine.encode(), AcqRel, Relaxed).ok()?;
+        crate::sync::fence(crate::sync::Release);
+        Some((slot, mine))
+    }
+
+    /// Take a sealed block out of the index whatever its stamp; leased slots go free with their last lease. `false` if
+    /// it is not sealed at this generation any more or its lock could not be had in time.
+    pub(crate) fn expel(&self, block: BlockRef) -> bool {
+        let Some(header) = self.control.slot(block.slot()) else { return false };
+        let Some((identity, key)) = name_of(header) else { return false };
+        let Some(bucket) = self.lock_bucket(self.bucket_of(&identity, &key)) else { return false };
+        let sealed = SlotState::new(block.generation(), NOBODY, State::Sealed).encode();
+        let evicting = SlotState::new(block.generation(), self.me.row, State::Evicting).encode();
+        if header.state.compare_exchange(sealed, evicting, SeqCst, Relaxed).is_err() {
+            return false;
+        }
+        bucket.begin();
+        bucket.unlink(block.slot());
+        self.doom(block.slot(), block.generation());
+        bucket.finish();
+        true
+    }
+}
+
+/// What a header says it holds: its identity as written, and its key.
+pub(crate) fn name_of(header: &SlotHeader) -> Option<(Identity, Key)> {
+    let tag = header.tag.load(Relaxed);
+    let key = Key::from_parts(load4(&header.key), tag as u8)?;
+    Some((Identity { id: tag >> 16, fingerprint: load4(&header.fingerprint) }, key))
+}

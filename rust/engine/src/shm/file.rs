@@ -1,0 +1,174 @@
+//! Files of a pool: created 0600 in a directory 0700 of ours, never through a symlink, and claimed before use.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::ErrorKind as IoKind;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Where a pool's files live.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// Named files in this directory.
+    Directory(PathBuf),
+    /// Anonymous memory of this process.
+    Anonymous,
+}
+
+impl Place {
+    /// Create file `name`, which does not exist.
+    pub(crate) fn create(&self, name: &str) -> Result<File> {
+        match self {
+            Self::Directory(dir) => {
+                let path = dir.join(name);
+                OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .create_new(true)
+                    .mode(0o600)
+                    .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+                    .open(&path)
+                    .map_err(|error| io_error("create", &path, &error))
+            }
+            Self::Anonymous => {
+                let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+                let fd = nix::sys::memfd::memfd_create(name, flags).map_err(|error| {
+                    Error::new(ErrorKind::ShmFull, format!("cannot create anonymous shared memory: {error}"))
+                })?;
+                Ok(File::from(fd))
+            }
+        }
+    }
+
+    /// Open the existing file `name` after checking that it is ours.
+    pub(crate) fn open(&self, name: &str) -> Result<File> {
+        match self {
+            Self::Directory(dir) => open_checked(&dir.join(name)),
+            Self::Anonymous => Err(Error::new(ErrorKind::NotFound, "an anonymous pool has no named files")),
+        }
+    }
+
+    /// Remove file `name`; what does not exist counts as removed.
+    pub(crate) fn remove(&self, name: &str) {
+        if let Self::Directory(dir) = self
+            && let Err(error) = std::fs::remove_file(dir.join(name))
+            && error.kind() != IoKind::NotFound
+        {
+            log::warn!("pegaflow: cannot remove {}: {error}", dir.join(name).display());
+        }
+    }
+}
+
+/// Make the pool's directory, or check the one that is there.
+pub(crate) fn make_dir(dir: &Path) -> Result<()> {
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == IoKind::AlreadyExists => check_dir(dir),
+        Err(error) if error.kind() == IoKind::NotFound => Err(Error::invalid(format!(
+            "{} does not exist: choose a mounted tmpfs or hugetlbfs as shm_dir",
+            dir.parent().unwrap_or(dir).display()
+        ))),
+        Err(error) => Err(io_error("create", dir, &error)),
+    }
+}
+
+/// Check that `dir` is a directory of ours that nobody else can enter.
+pub(crate) fn check_dir(dir: &Path) -> Result<()> {
+    let meta = match std::fs::symlink_metadata(dir) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == IoKind::NotFound => {
+            return Err(Error::new(ErrorKind::NotFound, format!("there is no pool at {}", dir.display())));
+        }
+        Err(error) => return Err(io_error("look at", dir, &error)),
+    };
+    if !meta.is_dir() {
+        return Err(Error::refused(format!("{} is not a directory: remove it or use another name", dir.display())));
+    }
+    check_owner(dir, &meta)
+}
+
+fn check_owner(path: &Path, meta: &std::fs::Metadata) -> Result<()> {
+    let euid = nix::unistd::geteuid().as_raw();
+    if meta.uid() != euid {
+        return Err(Error::refused(format!(
+            "{} belongs to user {}, not to user {euid}: use another pool name or remove it as its owner",
+            path.display(),
+            meta.uid()
+        )));
+    }
+    if meta.mode() & 0o077 != 0 {
+        return Err(Error::refused(format!(
+            "{} is open to other users (mode {:o}): remove it, since they may have changed it",
+            path.display(),
+            meta.mode() & 0o777
+        )));
+    }
+    Ok(())
+}
+
+fn open_checked(path: &Path) -> Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT) => Error::new(ErrorKind::NotFound, format!("there is no {}", path.display())),
+            Some(libc::ELOOP) => {
+                Error::refused(format!("{} is a symbolic link: remove it, pools never follow links", path.display()))
+            }
+            Some(libc::EACCES) => {
+                Error::refused(format!("{} may not be opened by this user: remove it as its owner", path.display()))
+            }
+            _ => io_error("open", path, &error),
+        })?;
+    let meta = file.metadata().map_err(|error| io_error("look at", path, &error))?;
+    if !meta.is_file() {
+        return Err(Error::refused(format!("{} is not a regular file: remove it", path.display())));
+    }
+    check_owner(path, &meta)?;
+    Ok(file)
+}
+
+/// Give `file` its length without claiming memory.
+pub(crate) fn set_length(file: &File, bytes: u64) -> Result<()> {
+    file.set_len(bytes)
+        .map_err(|error| Error::new(ErrorKind::ShmFull, format!("cannot make a file of {bytes} bytes: {error}")))
+}
+
+/// Claim memory for a range of `file`, so that a full file system is an error here and never a SIGBUS later.
+pub(crate) fn claim(file: &File, offset: u64, bytes: u64, what: &str) -> Result<()> {
+    loop {
+        match nix::fcntl::posix_fallocate(file.as_fd(), offset as libc::off_t, bytes as libc::off_t) {
+            Ok(()) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(error) => {
+                return Err(Error::new(
+                    ErrorKind::ShmFull,
+                    format!(
+                        "no room for {bytes} bytes of {what} ({}): enlarge the shared-memory file system (docker: \
+                         --shm-size), choose a smaller pool_size, or remove old pools with `pegaflow gc`",
+                        error.desc()
+                    ),
+                ));
+            }
+        }
+    }
+}
+
+/// Bytes that the file system of `dir` has left.
+pub(crate) fn free_bytes(dir: &Path) -> Result<u64> {
+    let stat = nix::sys::statvfs::statvfs(dir).map_err(|error| {
+        Error::invalid(format!("cannot look at {} ({}): choose an existing shm_dir", dir.display(), error.desc()))
+    })?;
+    Ok(stat.blocks_available() * stat.fragment_size())
+}
+
+pub(crate) fn io_error(action: &str, path: &Path, error: &std::io::Error) -> Error {
+    let kind = if error.raw_os_error() == Some(libc::ENOSPC) { ErrorKind::ShmFull } else { ErrorKind::Refused };
+    Error::new(kind, format!("cannot {action} {}: {error}", path.display()))
+}

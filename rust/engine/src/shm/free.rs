@@ -1,0 +1,165 @@
+//! Free slots: found by a bitmap of hints, taken by compare-and-swap on the header, which is the truth.
+
+use std::sync::PoisonError;
+
+use crate::limits::SLOTS_PER_RANGE;
+use crate::shm::core::Core;
+use crate::shm::extent::Extent;
+use crate::shm::namespace::Namespace;
+use crate::shm::rows::SlotHeader;
+use crate::shm::state::{NOBODY, SlotState, State, next_generation};
+use crate::sync::{AcqRel, Acquire, Relaxed, Release, fence};
+
+/// Where this process last found something free in a namespace.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct FreeCursor {
+    word: usize,
+    /// `frees` of the namespace when a whole scan found nothing.
+    empty_at: Option<u64>,
+    /// Extents version of that scan.
+    empty_version: u64,
+    taken: u64,
+}
+
+impl Core {
+    pub(crate) fn hint_free(&self, slot: u32) {
+        self.control.free_words()[slot as usize / 64].fetch_or(1 << (slot % 64), Release);
+    }
+
+    pub(crate) fn unhint_free(&self, slot: u32) {
+        self.control.free_words()[slot as usize / 64].fetch_and(!(1 << (slot % 64)), AcqRel);
+    }
+
+    /// Reserve any free slot of the namespace for this process.
+    pub(crate) fn take_free(&self, ns: Namespace, extents: &[Extent]) -> Option<TakenSlot> {
+        let frees = self.control.namespaces()[ns.0 as usize].frees.load(Acquire);
+        let version = self.control.header().extents_version.load(Acquire);
+        let mut cursors = self.free_cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        let cursor = cursors.entry(ns.0).or_default();
+        if cursor.empty_at == Some(frees) && cursor.empty_version == version {
+            return None;
+        }
+        let words: usize = extents.iter().map(|extent| extent.ranges().len()).sum();
+        for step in 0..words {
+            let position = (cursor.word + step) % words;
+            let Some((extent, word)) = nth_word(extents, position) else { break };
+            if let Some(taken) = self.take_from_word(extent, word) {
+                cursor.word = position;
+                cursor.empty_at = None;
+                cursor.taken += 1;
+                return Some(taken);
+            }
+        }
+        cursor.empty_at = Some(frees);
+        cursor.empty_version = version;
+        None
+    }
+
+    /// Whether this process took enough since the last call to look again how much is left.
+    pub(crate) fn due_for_free_count(&self, ns: Namespace, every: u64) -> bool {
+        let mut cursors = self.free_cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        let cursor = cursors.entry(ns.0).or_default();
+        let due = cursor.taken >= every;
+        if due {
+            cursor.taken = 0;
+        }
+        due
+    }
+
+    /// Slots that are hinted free.
+    pub(crate) fn count_free_hints(&self, extents: &[Extent]) -> u64 {
+        let words = self.control.free_words();
+        let ranges = extents.iter().flat_map(|extent| extent.ranges());
+        ranges.map(|word| u64::from(words[word].load(Relaxed).count_ones())).sum()
+    }
+
+    fn take_from_word(&self, extent: &Extent, word: usize) -> Option<TakenSlot> {
+        let hints = &self.control.free_words()[word];
+        loop {
+            let bits = hints.load(Acquire);
+            if bits == 0 {
+                return None;
+            }
+            let bit = bits.trailing_zeros();
+            if hints.fetch_and(!(1 << bit), AcqRel) & (1 << bit) == 0 {
+                continue;
+            }
+            let slot = (word as u64 * SLOTS_PER_RANGE) as u32 + bit;
+            if let Some((slot, state)) = self.reserve_slot(slot) {
+                if extent.is_current(&self.control) {
+                    return Some((slot, state));
+                }
+                // The extent was taken out of use since the list was made.
+                self.give_back(slot, state);
+                return None;
+            }
+        }
+    }
+
+    /// FREE to RESERVED by this process; `None` if the slot was not free after all.
+    pub(crate) fn reserve_slot(&self, slot: u32) -> Option<TakenSlot> {
+        let header = self.control.slot(slot)?;
+        let word = header.state.load(Acquire);
+        let free = SlotState::decode(word).filter(|state| state.state == State::Free)?;
+        let mine = SlotState::new(next_generation(free.generation), self.me.row, State::Reserved);
+        header.state.compare_exchange(word, mine.encode(), AcqRel, Relaxed).ok()?;
+        crate::crash_point::pass("reserve.claimed");
+        // A reader that still holds the old key must see the new state word before any new field.
+        fence(Release);
+        Some((slot, mine))
+    }
+
+    /// Give a block back that is this process's alone (RESERVED or FREEING by it): its members, then itself.
+    pub(crate) fn give_back(&self, slot: u32, mine: SlotState) -> bool {
+        let header = self.control.slot_unchecked(slot);
+        if header.state.load(Acquire) != mine.encode() {
+            return false;
+        }
+        self.free_members(slot, mine);
+        self.free_one(slot, header, mine)
+    }
+
+    fn free_one(&self, slot: u32, header: &SlotHeader, from: SlotState) -> bool {
+        self.control.stamp(slot).store(0, Relaxed);
+        let free = SlotState::new(from.generation, NOBODY, State::Free);
+        if header.state.compare_exchange(from.encode(), free.encode(), AcqRel, Relaxed).is_err() {
+            return false;
+        }
+        crate::crash_point::pass("evict.freed");
+        self.hint_free(slot);
+        self.namespace_freed(header.tag.load(Relaxed) >> 16);
+        true
+    }
+
+    /// Free the member slots of a block; stops at anything that does not belong to it.
+    fn free_members(&self, head: u32, head_state: SlotState) {
+        let block = head_state.block(head);
+        let mut link = self.control.slot_unchecked(head).member_next.load(Acquire);
+        for _ in 0..self.control.geometry().slots_max {
+            let Some((slot, header)) = link.checked_sub(1).and_then(|slot| Some((slot, self.control.slot(slot)?)))
+            else {
+                return;
+            };
+            let Some(state) = SlotState::decode(header.state.load(Acquire)) else { return };
+            if state.state != State::Member || header.parent.load(Relaxed) != block.0 {
+                return;
+            }
+            link = header.member_next.load(Acquire);
+            self.free_one(slot, header, state);
+        }
+    }
+}
+
+/// A slot and the state word that was just stored in it.
+pub(crate) type TakenSlot = (u32, SlotState);
+
+fn nth_word(extents: &[Extent], mut position: usize) -> Option<(&Extent, usize)> {
+    for extent in extents {
+        let ranges = extent.ranges();
+        if position < ranges.len() {
+            return Some((extent, ranges.start + position));
+        }
+        position -= ranges.len();
+    }
+    None
+}

@@ -1,0 +1,241 @@
+//! Growing a namespace by one extent: claim the row, create the segments, hand the slots out.
+//!
+//! The claim (a short step under the structure lock) names owner, segments and header range before anything exists;
+//! the slow part (claiming a gigabyte of memory) runs without a lock; READY is the last store. Whoever dies in between
+//! leaves a row in CREATING that names all there is to remove.
+
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::SLOTS_PER_RANGE;
+use crate::shm::core::Core;
+use crate::shm::extent::{Extent, ExtentState, store_state};
+use crate::shm::file::{claim, set_length};
+use crate::shm::geometry::slot_stride;
+use crate::shm::mapping::Mapping;
+use crate::shm::names::segment_file;
+use crate::shm::namespace::{Namespace, NamespaceInfo};
+use crate::shm::rows::SlotHeader;
+use crate::shm::state::{NOBODY, SlotState, State};
+use crate::sync::{Acquire, AtomicU64, Relaxed, Release, SeqCst};
+
+/// Outcome of a try to grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grown {
+    /// New slots are free.
+    Yes,
+    /// The pool has no segment or no slot number left.
+    AtCapacity,
+    /// Another process is growing this namespace now.
+    InProgress,
+}
+
+impl Core {
+    /// Add one extent to `ns`. Slow: background threads and callers that may wait only.
+    pub(crate) fn grow(&self, ns: Namespace) -> Result<Grown> {
+        let info = self.namespace_info(ns)?;
+        let extent = match self.claim_extent(&info)? {
+            Ok(extent) => extent,
+            Err(outcome) => return Ok(outcome),
+        };
+        crate::crash_point::pass("grow.claimed");
+        match self.build_extent(&extent, &info) {
+            Ok(()) => {
+                self.hand_out(&extent);
+                Ok(Grown::Yes)
+            }
+            Err(error) => {
+                self.stats.grow_failures.add(1);
+                self.drop_extent(&extent);
+                Err(error)
+            }
+        }
+    }
+
+    fn claim_extent(&self, info: &NamespaceInfo) -> Result<std::result::Result<Extent, Grown>> {
+        let _structure = self
+            .lock(&self.control.header().structure_lock)
+            .ok_or_else(|| Error::busy("another process holds the pool's structure lock for too long: try again"))?;
+        let all = self.all_extents();
+        let busy = |extent: &Extent| extent.namespace == info.id && extent.state == ExtentState::Creating;
+        if all.iter().any(busy) {
+            return Ok(Err(Grown::InProgress));
+        }
+        let geometry = self.control.geometry();
+        let slots = info.part_bytes.iter().map(|bytes| geometry.segment_bytes / slot_stride(*bytes)).min().unwrap_or(0);
+        let slots = slots.min(geometry.slots_max);
+        let Some(segments) = unused_segments(&all, geometry.segments_max() as u32, info.parts as usize) else {
+            return Ok(Err(Grown::AtCapacity));
+        };
+        let Some((first_slot, slots)) = unused_slots(&all, geometry.slots_max, slots) else {
+            return Ok(Err(Grown::AtCapacity));
+        };
+        let rows = self.control.extents();
+        let Some((index, row)) =
+            rows.iter().enumerate().find(|(_, row)| row.state.load(SeqCst) as u8 == ExtentState::Free as u8)
+        else {
+            return Ok(Err(Grown::AtCapacity));
+        };
+        let generation = ((row.state.load(SeqCst) >> 32) as u32).wrapping_add(1);
+        let bytes = info.part_bytes.iter().map(|bytes| slots * slot_stride(*bytes)).sum();
+        row.namespace.store(info.id, Relaxed);
+        row.parts.store(info.parts, Relaxed);
+        row.first_slot.store(first_slot as u32, Relaxed);
+        row.slots.store(slots as u32, Relaxed);
+        row.bytes.store(bytes, Relaxed);
+        row.segments.iter().zip(&segments).for_each(|(word, segment)| word.store(*segment, Relaxed));
+        store_state(row, generation, self.me.row, ExtentState::Creating);
+        Extent::load(&self.control, index as u32)?
+            .map(Ok)
+            .ok_or_else(|| Error::corrupt(format!("extent {index} vanished while it was claimed")))
+    }
+
+    /// Create segments and claim header memory.
+    fn build_extent(&self, extent: &Extent, info: &NamespaceInfo) -> Result<()> {
+        for (part, (segment, part_bytes)) in extent.segments.iter().zip(&info.part_bytes).enumerate() {
+            let name = segment_file(*segment);
+            // Left by somebody who died before this segment number was claimed anew.
+            self.place.remove(&name);
+            let file = self.place.create(&name)?;
+            crate::crash_point::pass("grow.segment_created");
+            let bytes = (u64::from(extent.slot_count) * slot_stride(*part_bytes)).next_multiple_of(4096);
+            set_length(&file, bytes)?;
+            claim(&file, 0, bytes, "cached blocks")?;
+            let mapping = Arc::new(Mapping::new(&file, bytes as usize)?);
+            self.keep_segment((extent.index, extent.generation, part as u32), mapping);
+            self.stats.segments_created.add(1);
+        }
+        let (offsets, ranges) = (self.control.offsets(), extent.ranges());
+        let slots = (ranges.end - ranges.start) as u64 * SLOTS_PER_RANGE;
+        let first = ranges.start as u64 * SLOTS_PER_RANGE;
+        let control = self.lock_file.file();
+        for (table, record) in [(offsets.slots, size_of::<SlotHeader>()), (offsets.stamps, size_of::<AtomicU64>())] {
+            let record = record as u64;
+            claim(control, table as u64 + first * record, slots * record, "slot headers")?;
+        }
+        crate::crash_point::pass("grow.allocated");
+        Ok(())
+    }
+
+    /// Make the slots usable: the range table first, READY next, the free hints last.
+    fn hand_out(&self, extent: &Extent) {
+        for range in extent.ranges() {
+            self.control.ranges()[range].store(extent.index + 1, Release);
+        }
+        let row = &self.control.extents()[extent.index as usize];
+        store_state(row, extent.generation, self.me.row, ExtentState::Ready);
+        self.extents_changed();
+        crate::crash_point::pass("grow.ready");
+        for slot in extent.slots() {
+            self.hint_free(slot);
+        }
+        self.namespace_freed(extent.namespace);
+    }
+
+    /// Remove an extent in CREATING or DROPPING: hints, range table, slots, segments, and the row last.
+    pub(crate) fn drop_extent(&self, extent: &Extent) {
+        for slot in extent.slots() {
+            self.unhint_free(slot);
+        }
+        for range in extent.ranges() {
+            self.control.ranges()[range].store(0, Release);
+        }
+        if extent.state == ExtentState::Dropping {
+            // Out of everybody's reach now; while CREATING, header memory may not even be claimed.
+            for slot in extent.slots() {
+                let header = self.control.slot_unchecked(slot);
+                let generation = (header.state.load(Acquire) >> 32) as u32;
+                header.state.store(SlotState::new(generation, NOBODY, State::Free).encode(), SeqCst);
+                self.control.stamp(slot).store(0, Relaxed);
+            }
+        }
+        for segment in &extent.segments {
+            self.place.remove(&segment_file(*segment));
+        }
+        let row = &self.control.extents()[extent.index as usize];
+        store_state(row, extent.generation, 0, ExtentState::Free);
+        self.extents_changed();
+        self.prune_segments();
+    }
+
+    /// Bytes of data segments in use or being created.
+    pub(crate) fn bytes_used(&self) -> u64 {
+        self.all_extents().iter().map(|extent| extent.bytes).sum()
+    }
+
+    /// Grow and remember the outcome for people; used where nobody can take the error.
+    pub(crate) fn grow_quietly(&self, ns: Namespace) -> Option<Grown> {
+        match self.grow(ns) {
+            Ok(outcome) => Some(outcome),
+            Err(error) => {
+                let mut last = self.grow_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                if last.is_none() && error.kind() != ErrorKind::Busy {
+                    log::warn!("pegaflow: the pool stays as it is: {error}");
+                }
+                *last = Some(error.to_string());
+                None
+            }
+        }
+    }
+}
+
+fn unused_segments(all: &[Extent], segments_max: u32, count: usize) -> Option<Vec<u32>> {
+    let mut used = vec![false; segments_max as usize];
+    for segment in all.iter().flat_map(|extent| &extent.segments) {
+        used[*segment as usize] = true;
+    }
+    let free: Vec<u32> = (0..segments_max).filter(|segment| !used[*segment as usize]).take(count).collect();
+    (free.len() == count).then_some(free)
+}
+
+/// First gap in the slot numbers for up to `slots` slots; a shorter one if none is long enough.
+fn unused_slots(all: &[Extent], slots_max: u64, slots: u64) -> Option<(u64, u64)> {
+    let mut used: Vec<(u64, u64)> = all
+        .iter()
+        .map(|extent| {
+            let ranges = extent.ranges();
+            (ranges.start as u64 * SLOTS_PER_RANGE, ranges.end as u64 * SLOTS_PER_RANGE)
+        })
+        .collect();
+    used.sort_unstable();
+    used.push((slots_max, slots_max));
+    let mut best: Option<(u64, u64)> = None;
+    let mut start = 0;
+    for (next, end) in used {
+        let gap = next.saturating_sub(start).min(slots);
+        if gap > best.map_or(0, |(_, length)| length) {
+            best = Some((start, gap));
+        }
+        if gap == slots {
+            break;
+        }
+        start = start.max(end);
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(first_slot: u32, slot_count: u32) -> Extent {
+        let state = ExtentState::Ready;
+        let segments = vec![first_slot / 64];
+        Extent { index: 0, generation: 1, owner: 0, state, namespace: 0, first_slot, slot_count, bytes: 0, segments }
+    }
+
+    #[test]
+    fn gaps_between_extents_are_used_again() {
+        let all = [extent(0, 60), extent(128, 64)];
+        assert_eq!(unused_slots(&all, 4096, 64), Some((64, 64)));
+        assert_eq!(unused_slots(&all, 4096, 65), Some((192, 65)));
+        assert_eq!(unused_slots(&all, 256, 100), Some((64, 64)));
+        assert_eq!(unused_slots(&[extent(0, 64)], 64, 1), None);
+    }
+
+    #[test]
+    fn segment_numbers_are_used_again() {
+        assert_eq!(unused_segments(&[extent(0, 1), extent(128, 1)], 4, 2), Some(vec![1, 3]));
+        assert_eq!(unused_segments(&[extent(0, 1)], 2, 2), None);
+    }
+}

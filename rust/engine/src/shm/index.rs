@@ -1,0 +1,208 @@
+//! The index: hash chains through the slot headers. Readers take no lock; writers one of many.
+//!
+//! Every structural change is a single atomic store (a new head, or the link that bypasses a slot), so a writer that
+//! dies at any instruction leaves an intact chain; what may be stale is only whether a slot is on it, and that is
+//! decided by the slot's own state. The stripe's version is odd during a change: a reader that finds its key needs
+//! no version (the slot's state word proves the hit), a reader that does not walks again if the version moved.
+
+use crate::key::{BlockRef, Key};
+use crate::limits::{CHAIN_HOPS_MAX, LOOKUP_BATCH, READ_RETRIES_MAX};
+use crate::shm::core::Core;
+use crate::shm::lock::LockGuard;
+use crate::shm::namespace::Identity;
+use crate::shm::rows::{SlotHeader, Stripe, load4};
+use crate::shm::state::{SlotState, State};
+use crate::sync::{Acquire, AtomicU32, Relaxed, Release, SeqCst, fence};
+
+/// Outcome of one walk by a reader.
+enum Walk {
+    Hit(BlockRef),
+    Miss,
+    /// A writer changed the chain meanwhile.
+    Changed,
+}
+
+impl Core {
+    pub(crate) fn bucket_of(&self, identity: &Identity, key: &Key) -> usize {
+        key.spread(u64::from(identity.id)) as usize & (self.control.geometry().buckets() - 1)
+    }
+
+    pub(crate) fn stripe_of(&self, bucket: usize) -> &Stripe {
+        let stripes = self.control.stripes();
+        &stripes[bucket & (stripes.len() - 1)]
+    }
+
+    /// The sealed block of `key`, if there is one. Takes no lock.
+    pub(crate) fn find(&self, identity: &Identity, key: &Key) -> Option<BlockRef> {
+        let bucket = self.bucket_of(identity, key);
+        let head = self.control.buckets()[bucket].load(Acquire);
+        self.find_from(identity, key, bucket, head)
+    }
+
+    fn find_from(&self, identity: &Identity, key: &Key, bucket: usize, first_head: u32) -> Option<BlockRef> {
+        let stripe = self.stripe_of(bucket);
+        if let Walk::Hit(block) = self.walk(identity, key, first_head) {
+            return Some(block);
+        }
+        for attempt in 0..READ_RETRIES_MAX {
+            let version = stripe.version.load(Acquire);
+            let head = self.control.buckets()[bucket].load(Acquire);
+            match self.walk(identity, key, head) {
+                Walk::Hit(block) => return Some(block),
+                Walk::Miss => {
+                    fence(SeqCst);
+                    if version.is_multiple_of(2) && stripe.version.load(Relaxed) == version {
+                        return None;
+                    }
+                }
+                Walk::Changed => {}
+            }
+            if attempt > 4 {
+                std::thread::yield_now();
+            }
+        }
+        self.stats.lookups_uncertain.add(1);
+        self.find_locked(identity, key)
+    }
+
+    /// Decide under the lock what readers could not; a stopped writer costs a bounded wait and then a miss.
+    #[cold]
+    fn find_locked(&self, identity: &Identity, key: &Key) -> Option<BlockRef> {
+        let guard = self.lock_bucket(self.bucket_of(identity, key))?;
+        guard.find(identity, key)
+    }
+
+    fn walk(&self, identity: &Identity, key: &Key, head: u32) -> Walk {
+        let mut link = head;
+        for _ in 0..CHAIN_HOPS_MAX {
+            let Some(slot) = link.checked_sub(1) else { return Walk::Miss };
+            let Some(header) = self.control.slot(slot) else { return Walk::Changed };
+            let before = header.state.load(Acquire);
+            if holds(header, identity, key) {
+                fence(Acquire);
+                if let Some(state) = SlotState::decode(before)
+                    && state.state == State::Sealed
+                    && header.state.load(Relaxed) == before
+                {
+                    return Walk::Hit(state.block(slot));
+                }
+            }
+            link = header.next.load(Acquire);
+        }
+        self.want_rebuild("a chain of the index does not end");
+        Walk::Changed
+    }
+
+    /// Find many keys; the table reads of a batch are independent, so that their cache misses overlap.
+    pub(crate) fn find_many(&self, identity: &Identity, keys: &[Key], mut found: impl FnMut(Option<BlockRef>) -> bool) {
+        let buckets = self.control.buckets();
+        for batch in keys.chunks(LOOKUP_BATCH) {
+            let mut places = [(0usize, 0u32); LOOKUP_BATCH];
+            for (place, key) in places.iter_mut().zip(batch) {
+                place.0 = self.bucket_of(identity, key);
+            }
+            for place in places.iter_mut().take(batch.len()) {
+                place.1 = buckets[place.0].load(Acquire);
+            }
+            let mut warm = 0u64;
+            for place in places.iter().take(batch.len()) {
+                if let Some(header) = place.1.checked_sub(1).and_then(|slot| self.control.slot(slot)) {
+                    warm ^= header.state.load(Relaxed) ^ header.fingerprint[0].load(Relaxed);
+                }
+            }
+            std::hint::black_box(warm);
+            for (place, key) in places.iter().zip(batch) {
+                if !found(self.find_from(identity, key, place.0, place.1)) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Lock the stripe of `bucket`; `None` after a bounded wait.
+    pub(crate) fn lock_bucket(&self, bucket: usize) -> Option<BucketGuard<'_>> {
+        let stripe = self.stripe_of(bucket);
+        let guard = self.lock(&stripe.lock)?;
+        if stripe.version.load(Relaxed) % 2 == 1 {
+            // Left by a dead holder. The chain itself is whole; readers only have to look again.
+            stripe.version.fetch_add(1, SeqCst);
+        }
+        Some(BucketGuard { core: self, head: &self.control.buckets()[bucket], stripe, _guard: guard })
+    }
+
+    pub(crate) fn want_rebuild(&self, why: &str) {
+        if self.control.header().rebuild_wanted.swap(1, SeqCst) == 0 {
+            log::error!("pegaflow: {why}; the index will be rebuilt from the slot headers");
+            self.wake();
+        }
+    }
+}
+
+/// Whether the header names this key in this namespace at its present epoch.
+fn holds(header: &SlotHeader, identity: &Identity, key: &Key) -> bool {
+    let tag = header.tag.load(Relaxed);
+    tag >> 16 == identity.id
+        && tag as u8 == key.len_bytes()
+        && load4(&header.key) == key.words()
+        && load4(&header.fingerprint) == identity.fingerprint
+}
+
+/// One bucket, held for changes.
+pub(crate) struct BucketGuard<'a> {
+    core: &'a Core,
+    head: &'a AtomicU32,
+    stripe: &'a Stripe,
+    _guard: LockGuard<'a>,
+}
+
+impl BucketGuard<'_> {
+    /// The sealed block of `key` in this bucket.
+    pub(crate) fn find(&self, identity: &Identity, key: &Key) -> Option<BlockRef> {
+        match self.core.walk(identity, key, self.head.load(Acquire)) {
+            Walk::Hit(block) => Some(block),
+            Walk::Miss | Walk::Changed => None,
+        }
+    }
+
+    /// Announce a change to readers; [`Self::finish`] ends it.
+    pub(crate) fn begin(&self) {
+        self.stripe.version.fetch_add(1, SeqCst);
+    }
+
+    /// End of a change.
+    pub(crate) fn finish(&self) {
+        self.stripe.version.fetch_add(1, SeqCst);
+    }
+
+    /// Put `slot` in front of the chain, within a change.
+    pub(crate) fn link(&self, slot: u32) {
+        let header = self.core.control.slot_unchecked(slot);
+        header.next.store(self.head.load(Acquire), Release);
+        self.head.store(slot + 1, Release);
+    }
+
+    /// Take `slot` off the chain if it is on it, within a change.
+    pub(crate) fn unlink(&self, slot: u32) {
+        if let Some(link) = self.link_to(slot) {
+            link.store(self.core.control.slot_unchecked(slot).next.load(Acquire), Release);
+        }
+    }
+
+    /// Whether `slot` is on the chain.
+    pub(crate) fn is_linked(&self, slot: u32) -> bool {
+        self.link_to(slot).is_some()
+    }
+
+    fn link_to(&self, slot: u32) -> Option<&AtomicU32> {
+        let mut link = self.head;
+        for _ in 0..CHAIN_HOPS_MAX {
+            let next = link.load(Acquire).checked_sub(1)?;
+            if next == slot {
+                return Some(link);
+            }
+            link = &self.core.control.slot(next)?.next;
+        }
+        self.core.want_rebuild("a chain of the index does not end");
+        None
+    }
+}

@@ -1,0 +1,70 @@
+//! Locks between processes that survive the death of their holder.
+//!
+//! A lock is one word naming the member that holds it. A waiter tries for a bounded time; if the holder turns out to
+//! be dead it takes the lock over with one compare-and-swap, and learns that it did, so that it can repair what the
+//! dead one may have left half done. No futex, no thread ids: the word means the same in every container.
+
+use std::time::Instant;
+
+use crate::limits::{LOCK_SLEEP, LOCK_SPINS, LOCK_TRIES_PER_PROBE, LOCK_WAIT_MAX};
+use crate::shm::core::Core;
+use crate::sync::{AcqRel, Acquire, AtomicU64, Relaxed, Release};
+
+/// A held lock; dropping it releases.
+pub(crate) struct LockGuard<'a> {
+    word: &'a AtomicU64,
+    mine: u64,
+    /// The previous holder died with the lock.
+    pub(crate) taken_over: bool,
+}
+
+impl Drop for LockGuard<'_> {
+    fn drop(&mut self) {
+        // Only what is still ours: a process that was declared dead while stopped must not free another's lock.
+        let _gone_if_reaped = self.word.compare_exchange(self.mine, 0, Release, Relaxed);
+    }
+}
+
+impl Core {
+    /// Take the lock in `word`, or give up after a bounded wait. Not recursive.
+    pub(crate) fn lock<'a>(&self, word: &'a AtomicU64) -> Option<LockGuard<'a>> {
+        let mine = self.me.encode();
+        for _ in 0..LOCK_SPINS {
+            if word.compare_exchange_weak(0, mine, AcqRel, Relaxed).is_ok() {
+                return Some(LockGuard { word, mine, taken_over: false });
+            }
+            std::hint::spin_loop();
+        }
+        self.lock_slowly(word, mine)
+    }
+
+    #[cold]
+    fn lock_slowly<'a>(&self, word: &'a AtomicU64, mine: u64) -> Option<LockGuard<'a>> {
+        let started = Instant::now();
+        let mut tries = 0u32;
+        let guard = loop {
+            let holder = word.load(Acquire);
+            if holder == 0 {
+                if word.compare_exchange(0, mine, AcqRel, Relaxed).is_ok() {
+                    break Some(LockGuard { word, mine, taken_over: false });
+                }
+                continue;
+            }
+            tries += 1;
+            if tries.is_multiple_of(LOCK_TRIES_PER_PROBE)
+                && self.is_dead(holder)
+                && word.compare_exchange(holder, mine, AcqRel, Relaxed).is_ok()
+            {
+                self.stats.locks_taken_over.add(1);
+                break Some(LockGuard { word, mine, taken_over: true });
+            }
+            if started.elapsed() >= LOCK_WAIT_MAX {
+                self.stats.lock_timeouts.add(1);
+                break None;
+            }
+            if tries < LOCK_TRIES_PER_PROBE { std::thread::yield_now() } else { std::thread::sleep(LOCK_SLEEP) }
+        };
+        self.stats.lock_wait_us_max.raise(started.elapsed().as_micros() as u64);
+        guard
+    }
+}

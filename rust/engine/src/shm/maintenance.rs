@@ -1,0 +1,78 @@
+//! The background thread of an attached pool: grows namespaces, reaps the dead, ends quarantines, rebuilds the index.
+
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::MAINTENANCE_INTERVAL;
+use crate::shm::clock::unix_seconds;
+use crate::shm::core::Core;
+use crate::shm::grow::Grown;
+use crate::shm::namespace::Namespace;
+use crate::sync::{Relaxed, SeqCst};
+
+/// Start the thread.
+pub(crate) fn start(core: &Arc<Core>) -> Result<JoinHandle<()>> {
+    let core = Arc::clone(core);
+    std::thread::Builder::new().name("pega-pool".into()).spawn(move || run(&core)).map_err(|error| {
+        Error::new(ErrorKind::Busy, format!("cannot start the pool's background thread ({error}): check ulimit -u"))
+    })
+}
+
+fn run(core: &Core) {
+    let mut grow = Vec::new();
+    loop {
+        core.look_around();
+        for ns in grow.drain(..) {
+            core.serve_growth(Namespace(ns));
+        }
+        let requests = core.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle =
+            |requests: &mut crate::shm::core::Requests| !requests.stop && !requests.awake && requests.grow.is_empty();
+        let (mut requests, _) =
+            core.bell.wait_timeout_while(requests, MAINTENANCE_INTERVAL, idle).unwrap_or_else(PoisonError::into_inner);
+        if requests.stop {
+            return;
+        }
+        requests.awake = false;
+        grow.extend(std::mem::take(&mut requests.grow));
+    }
+}
+
+impl Core {
+    /// One round of everything that does not need to be asked for.
+    pub(crate) fn look_around(&self) {
+        let header = self.control.header();
+        header.last_used_unix_s.store(unix_seconds(), Relaxed);
+        if self.reap() > 0 {
+            log::info!("pegaflow: cleaned up after dead processes of pool {}", self.name);
+        }
+        self.end_quarantines();
+        if header.rebuild_wanted.load(SeqCst) != 0
+            && let Err(error) = self.rebuild_index()
+        {
+            log::warn!("pegaflow: {error}");
+        }
+        self.prune_segments();
+    }
+
+    /// Add an extent; if the pool is at its capacity, take one that another namespace does not need.
+    fn serve_growth(&self, ns: Namespace) {
+        match self.grow_quietly(ns) {
+            Some(Grown::Yes | Grown::InProgress) => {}
+            Some(Grown::AtCapacity) => {
+                let starving = self.extents(ns).is_empty();
+                if self.retire_empty(ns) > 0 || (starving && self.retire_coldest(ns)) {
+                    self.grow_quietly(ns);
+                }
+            }
+            None => self.pause_growth(),
+        }
+    }
+
+    /// Stop the background thread at its next look.
+    pub(crate) fn ask_to_stop(&self) {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
+        self.bell.notify_all();
+    }
+}

@@ -1,0 +1,34 @@
+//! The pool in shared memory. `docs/shm-format.md` has the bytes, `docs/crash-model.md` the deaths.
+
+mod clock;
+pub(crate) mod control;
+pub(crate) mod core;
+mod evict;
+pub(crate) mod extent;
+pub(crate) mod file;
+mod fork;
+mod free;
+pub(crate) mod geometry;
+mod grow;
+mod index;
+mod lease;
+pub(crate) mod liveness;
+mod lock;
+mod maintenance;
+mod mapping;
+pub mod names;
+pub(crate) mod namespace;
+mod open;
+pub(crate) mod pool;
+pub(crate) mod process;
+mod publish;
+mod reap;
+mod rebuild;
+mod recency;
+mod reserve;
+mod retire;
+mod rows;
+mod space;
+pub(crate) mod state;
+mod stats;
+pub(crate) mod superblock;

@@ -1,0 +1,90 @@
+//! Names of a pool's directory and files: formatter and parser side by side.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::limits::POOL_NAME_CHARS_MAX;
+
+/// Version of the layout of everything in shared memory. It is part of the directory's name, so pools of different
+/// layouts never meet.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// File that holds the index, the slot headers and the process table.
+pub(crate) const CONTROL: &str = "control";
+/// Prefix of a control file that is still being written.
+pub(crate) const CONTROL_NEW: &str = "control.new.";
+const SEGMENT: &str = "segment-";
+
+/// Check a pool name given by a user.
+pub(crate) fn check_pool_name(name: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if name.is_empty() || name.len() > POOL_NAME_CHARS_MAX || name.starts_with('.') || !name.chars().all(plain) {
+        return Err(Error::invalid(format!(
+            "'{name}' is no pool name: use 1 to {POOL_NAME_CHARS_MAX} letters, digits, '.', '_' or '-', not starting \
+             with '.'"
+        )));
+    }
+    Ok(())
+}
+
+/// Directory of pool `name` of user `uid` below `shm_dir`.
+pub fn pool_dir(shm_dir: &Path, uid: u32, name: &str) -> PathBuf {
+    shm_dir.join(format!("pegaflow-v{LAYOUT_VERSION}-{uid}-{name}"))
+}
+
+/// What a directory name says: layout version, user and pool name.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct PoolDirName {
+    pub(crate) version: u32,
+    pub(crate) uid: u32,
+    pub(crate) name: String,
+}
+
+/// Parse the name of a pool's directory; `None` for anything else.
+pub(crate) fn parse_pool_dir(dir_name: &str) -> Option<PoolDirName> {
+    let rest = dir_name.strip_prefix("pegaflow-v")?;
+    let (version, rest) = rest.split_once('-')?;
+    let (uid, name) = rest.split_once('-')?;
+    check_pool_name(name).ok()?;
+    Some(PoolDirName { version: version.parse().ok()?, uid: uid.parse().ok()?, name: name.to_owned() })
+}
+
+/// File name of segment `segment`.
+pub(crate) fn segment_file(segment: u32) -> String {
+    format!("{SEGMENT}{segment:05}")
+}
+
+/// Number of the segment that a file name stands for.
+pub(crate) fn parse_segment_file(file_name: &str) -> Option<u32> {
+    let digits = file_name.strip_prefix(SEGMENT)?;
+    (digits.len() == 5).then(|| digits.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_survive_format_and_parse() {
+        let dir = pool_dir(Path::new("/dev/shm"), 1000, "llama-3.1_8b");
+        let parsed = parse_pool_dir(dir.file_name().unwrap().to_str().unwrap()).unwrap();
+        assert_eq!(parsed, PoolDirName { version: LAYOUT_VERSION, uid: 1000, name: "llama-3.1_8b".into() });
+        assert_eq!(parse_segment_file(&segment_file(77)), Some(77));
+    }
+
+    #[test]
+    fn foreign_names_are_not_pools() {
+        for name in ["pegaflow-v1-0-", "pegaflow-v1-x-a", "pegaflow-1-0-a", "sem.pegaflow", "pegaflow-v1-0-a/b"] {
+            assert_eq!(parse_pool_dir(name), None, "{name}");
+        }
+        assert_eq!(parse_segment_file("segment-1"), None);
+        assert_eq!(parse_segment_file("segment-000x1"), None);
+    }
+
+    #[test]
+    fn bad_pool_names_are_refused() {
+        for name in ["", ".hidden", "a/b", "a b", &"x".repeat(65)] {
+            assert!(check_pool_name(name).is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Namespaces: whose blocks are whose. Two namespaces can never exchange a block, since every slot header carries the
+//! fingerprint and every hit compares it.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::{NAMESPACES_MAX, PARTS_MAX};
+use crate::shm::core::Core;
+use crate::shm::geometry::slot_stride;
+use crate::shm::rows::{NamespaceRow, load_label, load4, store_label, store4};
+use crate::sync::{Acquire, Relaxed, Release, SeqCst};
+
+/// Handle of a namespace of one pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Namespace(pub(crate) u32);
+
+impl Namespace {
+    /// Number of the namespace in its pool.
+    pub fn id(self) -> u32 {
+        self.0
+    }
+}
+
+/// Sizes of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceInfo {
+    /// Number of the namespace in its pool.
+    pub id: u32,
+    /// Parts of a block.
+    pub parts: u32,
+    /// Bytes of each part.
+    pub part_bytes: Vec<u64>,
+}
+
+/// What a header must carry to belong to a namespace now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    pub(crate) id: u32,
+    /// The fingerprint, its last word xor the epoch: a reset makes every older header foreign.
+    pub(crate) fingerprint: [u64; 4],
+}
+
+const READY: u64 = 1;
+
+impl Core {
+    /// Find or create the namespace of a fingerprint and group.
+    pub(crate) fn namespace(
+        &self,
+        fingerprint: &[u8; 32],
+        group: u32,
+        part_bytes: &[u64],
+        label: &str,
+    ) -> Result<Namespace> {
+        self.check_parts(part_bytes)?;
+        let mut words = [0u64; 4];
+        for (word, chunk) in words.iter_mut().zip(fingerprint.chunks_exact(8)) {
+            *word = u64::from_le_bytes(chunk.try_into().expect("chunk of 8"));
+        }
+        let _structure = self.lock(&self.control.header().structure_lock).ok_or_else(|| {
+            Error::busy("another process holds the pool's structure lock for too long (is it stopped?): try again")
+        })?;
+        for (id, row) in self.control.namespaces().iter().enumerate() {
+            if row.state.load(Acquire) != READY {
+                crate::crash_point::pass("namespace.claimed");
+                store4(&row.fingerprint, words);
+                row.group.store(group, Relaxed);
+                row.epoch.store(1, Relaxed);
+                row.parts.store(part_bytes.len() as u32, Relaxed);
+                row.part_bytes.iter().zip(part_bytes).for_each(|(word, bytes)| word.store(*bytes, Relaxed));
+                store_label(&row.label, label);
+                row.state.store(READY, Release);
+                crate::crash_point::pass("namespace.ready");
+                return Ok(Namespace(id as u32));
+            }
+            if load4(&row.fingerprint) == words && row.group.load(Relaxed) == group {
+                let known = sizes(row);
+                if known != part_bytes {
+                    return Err(Error::refused(format!(
+                        "the namespace exists with parts of {known:?} bytes, not {part_bytes:?}: the fingerprint does \
+                         not cover the layout"
+                    )));
+                }
+                return Ok(Namespace(id as u32));
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Full,
+            format!("the pool has all {NAMESPACES_MAX} namespaces in use: use another pool_name or `pegaflow rm` it"),
+        ))
+    }
+
+    fn check_parts(&self, part_bytes: &[u64]) -> Result<()> {
+        if part_bytes.is_empty() || part_bytes.len() > PARTS_MAX {
+            return Err(Error::invalid(format!("a block has 1 to {PARTS_MAX} parts, not {}", part_bytes.len())));
+        }
+        let segment = self.control.geometry().segment_bytes;
+        for bytes in part_bytes {
+            if *bytes == 0 || bytes.checked_next_multiple_of(4096).is_none_or(|bytes| slot_stride(bytes) > segment) {
+                return Err(Error::invalid(format!(
+                    "a part of {bytes} bytes does not fit a segment of {segment} bytes: choose a larger segment_size"
+                )));
+            }
+        }
+        if part_bytes.len() as u64 > self.control.geometry().segments_max() {
+            return Err(Error::invalid(format!(
+                "{} parts need as many segments, the pool has {}: choose a larger pool_size or smaller segment_size",
+                part_bytes.len(),
+                self.control.geometry().segments_max()
+            )));
+        }
+        Ok(())
+    }
+
+    fn namespace_row(&self, ns: Namespace) -> Result<&NamespaceRow> {
+        self.control
+            .namespaces()
+            .get(ns.0 as usize)
+            .filter(|row| row.state.load(Acquire) == READY)
+            .ok_or_else(|| Error::corrupt(format!("namespace {} of the pool is gone: remove the pool", ns.0)))
+    }
+
+    /// What headers of `ns` must carry now.
+    pub(crate) fn identity(&self, ns: Namespace) -> Result<Identity> {
+        let row = self.namespace_row(ns)?;
+        let mut fingerprint = load4(&row.fingerprint);
+        fingerprint[3] ^= row.epoch.load(SeqCst);
+        Ok(Identity { id: ns.0, fingerprint })
+    }
+
+    pub(crate) fn namespace_info(&self, ns: Namespace) -> Result<NamespaceInfo> {
+        let part_bytes = sizes(self.namespace_row(ns)?);
+        if part_bytes.is_empty() {
+            return Err(Error::corrupt(format!("namespace {} has no parts: remove the pool", ns.0)));
+        }
+        Ok(NamespaceInfo { id: ns.0, parts: part_bytes.len() as u32, part_bytes })
+    }
+
+    /// Make every block of `ns` foreign, for all processes at once.
+    pub(crate) fn reset(&self, ns: Namespace) -> Result<u64> {
+        let epoch = self.namespace_row(ns)?.epoch.fetch_add(1, SeqCst) + 1;
+        crate::crash_point::pass("reset.bumped");
+        // What is stale now is of no use to anybody: first in line for eviction.
+        for extent in self.extents(ns).iter() {
+            for slot in extent.slots() {
+                let stamp = self.control.stamp(slot);
+                if stamp.load(Relaxed) != 0 {
+                    stamp.store(1, Relaxed);
+                }
+            }
+        }
+        Ok(epoch)
+    }
+
+    pub(crate) fn namespace_freed(&self, id: u32) {
+        if let Some(row) = self.control.namespaces().get(id as usize) {
+            row.frees.fetch_add(1, Release);
+        }
+    }
+}
+
+/// Part sizes as the row has them, cut to what can be.
+pub(crate) fn sizes(row: &NamespaceRow) -> Vec<u64> {
+    let parts = (row.parts.load(Relaxed) as usize).min(PARTS_MAX);
+    row.part_bytes[..parts].iter().map(|bytes| bytes.load(Relaxed)).collect()
+}
+
+/// A namespace as `pegaflow inspect` shows it.
+pub(crate) struct NamespaceFacts {
+    pub(crate) fingerprint: [u64; 4],
+    pub(crate) group: u32,
+    pub(crate) epoch: u64,
+    pub(crate) label: String,
+    pub(crate) part_bytes: Vec<u64>,
+}
+
+/// Facts of a row, `None` if it is free.
+pub(crate) fn facts(row: &NamespaceRow) -> Option<NamespaceFacts> {
+    (row.state.load(Acquire) == READY).then(|| NamespaceFacts {
+        fingerprint: load4(&row.fingerprint),
+        group: row.group.load(Relaxed),
+        epoch: row.epoch.load(SeqCst),
+        label: load_label(&row.label),
+        part_bytes: sizes(row),
+    })
+}

@@ -1,0 +1,117 @@
+//! Creating and attaching. Whoever comes first creates; the control file appears under its name complete or not at
+//! all, so nobody ever maps half a pool.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::config::OpenOptions;
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::{CREATE_WAIT_MAX, POOL_BYTES_DEFAULT};
+use crate::shm::clock::unix_seconds;
+use crate::shm::control::Control;
+use crate::shm::core::Core;
+use crate::shm::file::{Place, check_dir, claim, free_bytes, io_error, make_dir, set_length};
+use crate::shm::geometry::Geometry;
+use crate::shm::liveness::LockFile;
+use crate::shm::names::{CONTROL, CONTROL_NEW, pool_dir};
+use crate::shm::process::register;
+use crate::shm::superblock::Superblock;
+use crate::sync::Relaxed;
+
+/// First reading of the recency clock: room below for chains of new blocks, each one under its parent.
+const CLOCK_START: u64 = 1 << 40;
+
+/// Attach to the pool, creating it if allowed. Returns the pool and whether this process created it.
+pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
+    crate::crash_point::arm_from_environment()?;
+    if options.private {
+        let (file, superblock) = create_control(&Place::Anonymous, CONTROL, options)?;
+        return Ok((attach(name, Place::Anonymous, file, superblock, &options.label)?, true));
+    }
+    let dir = pool_dir(&options.shm_dir, nix::unistd::geteuid().as_raw(), name);
+    if options.create {
+        make_dir(&dir)?
+    } else {
+        check_dir(&dir)?
+    }
+    let path = dir.join(CONTROL);
+    let place = Place::Directory(dir);
+    let started = std::time::Instant::now();
+    loop {
+        match place.open(CONTROL) {
+            Ok(file) => {
+                let superblock = Superblock::read(&file, &path)?;
+                if is_still_there(&file, &path) {
+                    return Ok((attach(name, place, file, superblock, &options.label)?, false));
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound && options.create => {
+                if create_named(&place, &path, options)? {
+                    let file = place.open(CONTROL)?;
+                    let superblock = Superblock::read(&file, &path)?;
+                    return Ok((attach(name, place, file, superblock, &options.label)?, true));
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        if started.elapsed() > CREATE_WAIT_MAX {
+            return Err(Error::busy(format!("pool '{name}' keeps being removed and created: try again")));
+        }
+    }
+}
+
+fn is_still_there(file: &File, path: &Path) -> bool {
+    match (file.metadata(), std::fs::symlink_metadata(path)) {
+        (Ok(opened), Ok(named)) => opened.ino() == named.ino() && opened.dev() == named.dev(),
+        _ => false,
+    }
+}
+
+/// Write a complete control file beside, then give it its name. `false` if another process was faster.
+fn create_named(place: &Place, path: &Path, options: &OpenOptions) -> Result<bool> {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos());
+    let new_name = format!("{CONTROL_NEW}{}.{nanos}", std::process::id());
+    let new_path = path.with_file_name(&new_name);
+    let created = create_control(place, &new_name, options).and_then(|_| {
+        crate::crash_point::pass("create.control_written");
+        match std::fs::hard_link(&new_path, path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(io_error("create", path, &error)),
+        }
+    });
+    crate::crash_point::pass("create.linked");
+    place.remove(&new_name);
+    created
+}
+
+fn create_control(place: &Place, file_name: &str, options: &OpenOptions) -> Result<(File, Superblock)> {
+    let pool_bytes = match options.pool_bytes {
+        Some(bytes) => bytes,
+        None => POOL_BYTES_DEFAULT.min(free_bytes(&options.shm_dir)? / 2),
+    };
+    let geometry = Geometry::choose(pool_bytes, options.segment_bytes, options.slots_max)?;
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos() as u64);
+    let pool_id = nanos ^ u64::from(std::process::id()) << 32;
+    let superblock = Superblock { geometry, created_unix_s: unix_seconds(), pool_id };
+    let offsets = geometry.offsets();
+    let file = place.create(file_name)?;
+    set_length(&file, offsets.end as u64)?;
+    claim(&file, 0, offsets.fixed_end as u64, "the pool's index")?;
+    let control = Control::map(&file, geometry)?;
+    control.header().clock.store(CLOCK_START, Relaxed);
+    control.header().last_used_unix_s.store(unix_seconds(), Relaxed);
+    let words: Vec<u8> = superblock.encode().iter().flat_map(|word| word.to_le_bytes()).collect();
+    file.write_all_at(&words, 0)
+        .map_err(|error| Error::new(ErrorKind::ShmFull, format!("cannot write the pool's superblock: {error}")))?;
+    Ok((file, superblock))
+}
+
+fn attach(name: &str, place: Place, file: File, superblock: Superblock, label: &str) -> Result<Core> {
+    let control = Control::map(&file, superblock.geometry)?;
+    let lock_file = LockFile::new(file)?;
+    let me = register(&control, &lock_file, label)?;
+    Ok(Core::new(name, place, control, superblock, lock_file, me))
+}

@@ -1,0 +1,212 @@
+//! Publishing: a block becomes visible once, whole. The one store that does it is the state word going to SEALED.
+
+use crate::error::{Error, Result};
+use crate::key::BlockRef;
+use crate::shm::core::Core;
+use crate::shm::lease::is_leased;
+use crate::shm::namespace::Identity;
+use crate::shm::reserve::Pending;
+use crate::shm::rows::SlotHeader;
+use crate::shm::state::{NOBODY, SlotState, State, sealed_word};
+use crate::sync::{AcqRel, Acquire, Relaxed, SeqCst};
+
+/// What became of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Published {
+    Visible,
+    Duplicate,
+    /// The block before it is not in the pool: nobody would ever get to it.
+    Orphan,
+    /// Parts are missing, the namespace was reset, or a lock could not be had in time.
+    Not,
+}
+
+impl Core {
+    /// Publish reserved blocks in the order given; what cannot be published is freed.
+    pub(crate) fn publish(&self, blocks: &[BlockRef]) -> usize {
+        blocks.iter().filter(|block| self.publish_counted(**block) == Published::Visible).count()
+    }
+
+    fn publish_counted(&self, block: BlockRef) -> Published {
+        let Some(pending) = self.forget(block) else { return Published::Not };
+        let outcome = self.publish_one(block, &pending, false);
+        let counter = match outcome {
+            Published::Visible => &self.stats.blocks_published,
+            Published::Duplicate => &self.stats.blocks_duplicate,
+            Published::Orphan => &self.stats.blocks_orphaned,
+            Published::Not => &self.stats.blocks_unpublished,
+        };
+        counter.add(1);
+        if outcome != Published::Visible {
+            self.give_back(block.slot(), self.reserved_state(block));
+        }
+        outcome
+    }
+
+    pub(crate) fn reserved_state(&self, block: BlockRef) -> SlotState {
+        SlotState::new(block.generation(), self.me.row, State::Reserved)
+    }
+
+    /// Make one reserved block visible. With `replace`, an older block of the key makes way; else it wins.
+    pub(crate) fn publish_one(&self, block: BlockRef, pending: &Pending, replace: bool) -> Published {
+        let Some(header) = self.control.slot(block.slot()) else { return Published::Not };
+        let (Ok(identity), Ok(info)) = (self.identity(pending.ns), self.namespace_info(pending.ns)) else {
+            return Published::Not;
+        };
+        let all_parts = u64::MAX >> (64 - info.parts);
+        if header.state.load(Acquire) != self.reserved_state(block).encode()
+            || header.parts_written.load(Acquire) != all_parts
+            || crate::shm::rows::load4(&header.fingerprint) != identity.fingerprint
+        {
+            return Published::Not;
+        }
+        let parent = match &pending.parent {
+            None => None,
+            Some(key) => match self.find(&identity, key).filter(|parent| self.pin(*parent)) {
+                Some(parent) => Some(parent),
+                None => return Published::Orphan,
+            },
+        };
+        let outcome = self.publish_below(block, header, &identity, pending, parent, replace);
+        if let Some(parent) = parent
+            && let Err(error) = self.unpin(parent)
+        {
+            log::error!("pegaflow: {error}");
+        }
+        outcome
+    }
+
+    /// As [`Self::publish_one`], with the parent pinned.
+    fn publish_below(
+        &self,
+        block: BlockRef,
+        header: &SlotHeader,
+        identity: &Identity,
+        pending: &Pending,
+        parent: Option<BlockRef>,
+        replace: bool,
+    ) -> Published {
+        let horizon = self.horizon(pending.ns);
+        if let Some(parent) = parent
+            && self.control.stamp(parent.slot()).load(SeqCst) <= horizon
+        {
+            self.refresh_chain_of(parent);
+        }
+        header.parent.store(parent.map_or(0, |parent| parent.0), Relaxed);
+        self.control.stamp(block.slot()).store(self.stamp_of_child(parent), SeqCst);
+        let Some(bucket) = self.lock_bucket(self.bucket_of(identity, &pending.key)) else { return Published::Not };
+        crate::crash_point::pass("publish.locked");
+        let older = bucket.find(identity, &pending.key);
+        if older.is_some() && !replace {
+            return Published::Duplicate;
+        }
+        bucket.begin();
+        crate::crash_point::pass("publish.odd");
+        bucket.link(block.slot());
+        crate::crash_point::pass("publish.linked");
+        let reserved = self.reserved_state(block).encode();
+        let sealed = sealed_word(block.generation());
+        if header.state.compare_exchange(reserved, sealed, AcqRel, Relaxed).is_err() {
+            bucket.unlink(block.slot());
+            bucket.finish();
+            return Published::Not;
+        }
+        crate::crash_point::pass("publish.sealed");
+        if let Some(older) = older {
+            self.supersede(older, |slot| bucket.unlink(slot));
+        }
+        bucket.finish();
+        drop(bucket);
+        crate::crash_point::pass("publish.unlocked");
+        if self.horizon(pending.ns) != horizon && self.pin(block) {
+            // Somebody listed candidates meanwhile and may have seen the parent but not its new child.
+            self.refresh_chain_of(block);
+            if let Err(error) = self.unpin(block) {
+                log::error!("pegaflow: {error}");
+            }
+        }
+        Published::Visible
+    }
+
+    /// Take an older block of the same key out of the index, under the bucket's lock.
+    fn supersede(&self, older: BlockRef, unlink: impl Fn(u32)) {
+        let header = self.control.slot_unchecked(older.slot());
+        let evicting = SlotState::new(older.generation(), self.me.row, State::Evicting);
+        if header.state.compare_exchange(sealed_word(older.generation()), evicting.encode(), SeqCst, Relaxed).is_ok() {
+            unlink(older.slot());
+            crate::crash_point::pass("replace.superseded");
+            self.doom(older.slot(), older.generation());
+        }
+    }
+
+    /// Free reserved blocks that nobody can still write.
+    pub(crate) fn abort(&self, blocks: &[BlockRef]) {
+        for block in blocks {
+            if self.forget(*block).is_some() {
+                self.give_back(block.slot(), self.reserved_state(*block));
+            }
+        }
+    }
+
+    /// Put reserved blocks out of use until this process and its followers are dead, plus the grace period.
+    pub(crate) fn quarantine(&self, blocks: &[BlockRef]) {
+        for block in blocks {
+            if self.forget(*block).is_none() {
+                continue;
+            }
+            let reserved = self.reserved_state(*block);
+            let Some(header) = self.control.slot(block.slot()) else { continue };
+            let word = reserved.to(State::Quarantined).encode();
+            if header.state.compare_exchange(reserved.encode(), word, AcqRel, Relaxed).is_ok() {
+                self.stats.slots_quarantined.add(1);
+            }
+        }
+    }
+
+    /// Record that one part is complete in memory; by any process that copies for the owner.
+    pub(crate) fn mark_part_written(&self, block: BlockRef, part: u32, checksum: Option<u64>) -> Result<bool> {
+        let header = self
+            .control
+            .slot(block.slot())
+            .ok_or_else(|| Error::invalid(format!("there is no slot {}", block.slot())))?;
+        if !is_reserved(header, block) || part >= 64 {
+            return Ok(false);
+        }
+        let bit = 1u64 << part;
+        if header.parts_written.load(Acquire) & bit != 0 {
+            return Ok(false);
+        }
+        match checksum {
+            Some(checksum) => {
+                header.checksum.fetch_add(checksum, Relaxed);
+            }
+            None => {
+                header.tag.fetch_or(FLAG_UNCHECKED, Relaxed);
+            }
+        }
+        crate::crash_point::pass("part.copied");
+        header.parts_written.fetch_or(bit, AcqRel);
+        crate::crash_point::pass("part.written");
+        Ok(true)
+    }
+
+    /// Checksum of a sealed block over all its parts, if every part had one.
+    pub(crate) fn checksum_of(header: &SlotHeader) -> Option<u64> {
+        (header.tag.load(Relaxed) & FLAG_UNCHECKED == 0).then(|| header.checksum.load(Relaxed))
+    }
+
+    /// Whether a block of a dead process may be freed outright.
+    pub(crate) fn unleased(header: &SlotHeader) -> bool {
+        !is_leased(header)
+    }
+}
+
+/// In a slot's tag: some part was written without a checksum.
+pub(crate) const FLAG_UNCHECKED: u32 = 1 << 8;
+
+/// Whether the slot is reserved at this generation, by whomever.
+pub(crate) fn is_reserved(header: &SlotHeader, block: BlockRef) -> bool {
+    SlotState::decode(header.state.load(Acquire)).is_some_and(|state| {
+        state.generation == block.generation() && state.state == State::Reserved && state.owner != NOBODY
+    })
+}

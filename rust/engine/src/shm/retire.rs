@@ -1,0 +1,109 @@
+//! Taking an extent out of use, so that another namespace can have its segments.
+//!
+//! The retiring process reserves every slot of the extent; only when it owns them all can nobody else have a lease, a
+//! reservation or a transfer there. If one cannot be had, everything is put back.
+
+use crate::shm::core::Core;
+use crate::shm::extent::{Extent, ExtentState, store_state};
+use crate::shm::free::TakenSlot;
+use crate::shm::lease::is_leased;
+use crate::shm::namespace::Namespace;
+use crate::shm::state::{SlotState, State};
+use crate::sync::{Acquire, Relaxed, SeqCst};
+
+impl Core {
+    /// Give back every extent of any namespace but `keep` in which no slot is used. Returns how many.
+    pub(crate) fn retire_empty(&self, keep: Namespace) -> usize {
+        let others = self.all_extents().into_iter().filter(|e| e.state == ExtentState::Ready && e.namespace != keep.0);
+        others.filter(|extent| self.retire(extent, false)).count()
+    }
+
+    /// Give back the extent of another namespace whose blocks were used longest ago, evicting them. `false` if every
+    /// extent has a leased or reserved block.
+    pub(crate) fn retire_coldest(&self, keep: Namespace) -> bool {
+        let mut others: Vec<(u64, Extent)> = self
+            .all_extents()
+            .into_iter()
+            .filter(|extent| extent.state == ExtentState::Ready && extent.namespace != keep.0)
+            .map(|extent| (extent.slots().map(|s| self.control.stamp(s).load(Relaxed)).max().unwrap_or(0), extent))
+            .collect();
+        others.sort_unstable_by_key(|(newest, _)| *newest);
+        others.iter().any(|(_, extent)| self.retire(extent, true))
+    }
+
+    /// Take `extent` out of use; with `evict`, its sealed blocks go first.
+    fn retire(&self, extent: &Extent, evict: bool) -> bool {
+        if !self.may_retire(extent, evict) || !self.claim_for_retiring(extent) {
+            return false;
+        }
+        crate::crash_point::pass("retire.claimed");
+        let mut owned = Vec::with_capacity(extent.slot_count as usize);
+        let all = extent.slots().all(|slot| {
+            let taken = self.own_for_retiring(slot, evict);
+            owned.extend(taken);
+            taken.is_some()
+        });
+        if !all {
+            for (slot, state) in owned {
+                self.give_back(slot, state);
+            }
+            self.reopen(extent);
+            return false;
+        }
+        let row = &self.control.extents()[extent.index as usize];
+        store_state(row, extent.generation, self.me.row, ExtentState::Dropping);
+        self.extents_changed();
+        crate::crash_point::pass("retire.dropping");
+        self.drop_extent(&Extent { state: ExtentState::Dropping, ..extent.clone() });
+        self.stats.extents_retired.add(1);
+        true
+    }
+
+    /// Whether it is worth the try: nothing is leased or on its way, so that no block is lost in vain.
+    fn may_retire(&self, extent: &Extent, evict: bool) -> bool {
+        extent.slots().all(|slot| {
+            self.control.slot(slot).is_some_and(|header| {
+                let state = SlotState::decode(header.state.load(Acquire)).map(|state| state.state);
+                match state {
+                    Some(State::Free) => true,
+                    Some(State::Sealed | State::Member) => evict && !is_leased(header),
+                    _ => false,
+                }
+            })
+        })
+    }
+
+    fn claim_for_retiring(&self, extent: &Extent) -> bool {
+        let Some(_structure) = self.lock(&self.control.header().structure_lock) else { return false };
+        match Extent::load(&self.control, extent.index) {
+            Ok(Some(now)) if now == *extent => {
+                let row = &self.control.extents()[extent.index as usize];
+                store_state(row, extent.generation, self.me.row, ExtentState::Retiring);
+                self.extents_changed();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn own_for_retiring(&self, slot: u32, evict: bool) -> Option<TakenSlot> {
+        if let Some(taken) = self.reserve_slot(slot) {
+            return Some(taken);
+        }
+        if evict && let Some(freeing) = self.evict_one(slot, self.control.stamp(slot).load(SeqCst)) {
+            self.give_back(slot, freeing);
+        }
+        self.reserve_slot(slot)
+    }
+
+    /// RETIRING back to READY.
+    pub(crate) fn reopen(&self, extent: &Extent) {
+        for slot in extent.slots() {
+            self.hint_free(slot);
+        }
+        let row = &self.control.extents()[extent.index as usize];
+        store_state(row, extent.generation, 0, ExtentState::Ready);
+        self.extents_changed();
+        self.namespace_freed(extent.namespace);
+    }
+}
