@@ -1,1 +1,41 @@
-//! Python binding of the PegaFlow engine.
+//! Python binding of the PegaFlow engine: one class per file, conversions only. What each name does is documented in
+//! `pegaflow/_native.pyi`.
+
+mod admin;
+mod buffer;
+mod copier;
+mod error;
+mod hash;
+mod items;
+mod keys;
+mod layout;
+mod namespace;
+mod objects;
+mod pool;
+
+#[pyo3::pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::admin::{crash_point_arm, crash_points, inspect, list_pools, reap, remove, system_info, verify};
+    #[pymodule_export]
+    use crate::copier::{CopyDone, HostCopier};
+    #[pymodule_export]
+    use crate::hash::block_hash;
+    #[pymodule_export]
+    use crate::layout::PyKvLayout;
+    #[pymodule_export]
+    use crate::namespace::Namespace;
+    #[pymodule_export]
+    use crate::objects::ObjectStore;
+    #[pymodule_export]
+    use crate::pool::Pool;
+
+    #[pymodule_export]
+    #[allow(non_upper_case_globals, reason = "Python's name")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+    #[pymodule_export]
+    #[allow(non_upper_case_globals, reason = "the name in _native.pyi")]
+    const build_profile: &str = if cfg!(debug_assertions) { "debug" } else { "release" };
+    #[pymodule_export]
+    const LAYOUT_VERSION: u32 = pegaflow_engine::names::LAYOUT_VERSION;
+}

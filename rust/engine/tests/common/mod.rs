@@ -61,22 +61,28 @@ pub fn reserve(pool: &Pool, ns: Namespace, keys: &[Key]) -> Vec<(usize, BlockRef
     }
 }
 
-/// Store blocks whose every byte is the low byte of the key's number. May store fewer while the pool grows.
+/// Store blocks whose every byte is the low byte of the key's number. Returns how many were published.
 pub fn store(pool: &Arc<Pool>, ns: Namespace, numbers: std::ops::Range<u64>) -> usize {
     let keys = keys(numbers.clone());
-    let reserved = reserve(pool, ns, &keys);
-    let blocks: Vec<BlockRef> = reserved.iter().map(|(_, block)| *block).collect();
     let space = pool.space();
-    for (position, block) in &reserved {
-        for part in 0..pool.namespace_info(ns).unwrap().parts {
-            let target = space.write_target(*block, part).unwrap();
-            let byte = (numbers.start + *position as u64) as u8 ^ part as u8;
-            // SAFETY: reserved by this process, so nobody reads it; address and length come from the pool.
-            unsafe { std::ptr::write_bytes(target.address, byte, target.bytes) };
-            assert!(space.mark_part(*block, part, None));
+    let mut published = 0;
+    loop {
+        let reserved = reserve(pool, ns, &keys);
+        if reserved.is_empty() {
+            return published;
         }
+        let blocks: Vec<BlockRef> = reserved.iter().map(|(_, block)| *block).collect();
+        for (position, block) in &reserved {
+            for part in 0..pool.namespace_info(ns).unwrap().parts {
+                let target = space.write_target(*block, part).unwrap();
+                let byte = (numbers.start + *position as u64) as u8 ^ part as u8;
+                // SAFETY: reserved by this process, so nobody reads it; address and length come from the pool.
+                unsafe { std::ptr::write_bytes(target.address, byte, target.bytes) };
+                assert!(space.mark_part(*block, part, None));
+            }
+        }
+        published += pool.publish(&blocks).unwrap();
     }
-    pool.publish(&blocks).unwrap()
 }
 
 /// Bytes of one part of a leased block.
