@@ -1,0 +1,188 @@
+"""Options of the connector: vLLM's ``kv_connector_extra_config`` and the environment become one frozen object.
+
+Every option is ``pegaflow.NAME`` in ``kv_connector_extra_config`` or, if it is not there, ``PEGAFLOW_NAME`` in the
+environment. What we do not know is an error that names the nearest option, never silence.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pegaflow.errors import InvalidArgument
+
+PREFIX = "pegaflow."
+MODES = ("read_write", "save_only")
+LOAD_TIMEOUT_SECONDS_MIN = 30.0
+
+_POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_SIZE_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+
+# Options of PegaFlow with a server. They have no meaning here, but configurations that hold them must start.
+_SERVER_OPTIONS = ("host", "port")
+
+# Options whose feature this version does not have. Accepting them in silence would be a lie.
+_NOT_YET = (
+    "transfer_backend",
+    "wait_for_full_prefix",
+    "pd_tail_save",
+    "pd_tail_load",
+    "tp_shard_endpoints",
+    "use_hugepages",
+    "enable_lfu_admission",
+    "metaserver_addr",
+    "nics",
+    "qps_per_peer",
+    "max_prefetch_blocks",
+    "ssd_cache_path",
+    "ssd_cache_capacity",
+    "ssd_cache_shards",
+    "ssd_write_queue_depth",
+    "ssd_write_inflight",
+    "ssd_prefetch_queue_depth",
+    "ssd_prefetch_inflight",
+)
+_NOT_YET_PREFIXES = ("ssd_", "pd_", "pd.", "nixl.")
+
+
+@dataclass(frozen=True)
+class ConnectorConfig:
+    """What the user asked for, checked."""
+
+    mode: str = "read_write"
+    """``"read_write"``, or ``"save_only"``: store blocks, but never look up or load."""
+    pool_name: str = "default"
+    pool_bytes: int | None = None
+    """Size of the pool if this process creates it; ``None``: what fits (see ``Pool.open``)."""
+    shm_dir: str = "/dev/shm"  # noqa: S108 - POSIX shared memory lives there by definition
+    segment_bytes: int | None = None
+    load_timeout_seconds: float = 120.0
+    """A load that takes longer is reported in the log and the metrics; it is never abandoned half-way."""
+    instance_id: str | None = None
+    """Shown by ``pegaflow inspect``; it names nothing that is shared."""
+    notes: tuple[str, ...] = ()
+    """Sentences to log once at start."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether blocks may be looked up and loaded."""
+        return self.mode == "read_write"
+
+
+def parse_size(value: Any, name: str = "size") -> int:
+    """Bytes of ``"30gb"`` (decimal units), ``"512MiB"`` (binary units), ``"1073741824"`` or an ``int``.
+
+    Raises ``InvalidArgument`` for other types, unknown units and sizes below one byte.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise InvalidArgument(f'{name} must be a size such as "30gb" or a number of bytes, not {value!r}.')
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        unit = match and _SIZE_UNITS.get(match[2].lower())
+        if not match or not unit:
+            raise InvalidArgument(f'{name}={value!r} is not a size: write "30gb", "512mib" or a number of bytes.')
+        value = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    if value < 1:
+        raise InvalidArgument(f"{name} must be at least one byte, not {value}.")
+    return int(value)
+
+
+def _parse_mode(value: Any, name: str) -> str:
+    if value not in MODES:
+        raise InvalidArgument(f"{name} must be one of {', '.join(MODES)}, not {value!r}.")
+    return str(value)
+
+
+def _parse_pool_name(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not _POOL_NAME.fullmatch(value):
+        raise InvalidArgument(
+            f"{name} must be 1 to 64 letters, digits, dots, dashes or underscores, and start with a letter or digit, "
+            f"not {value!r}."
+        )
+    return value
+
+
+def _parse_directory(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value.startswith("/"):
+        raise InvalidArgument(f"{name} must be an absolute directory such as /dev/shm, not {value!r}.")
+    return value
+
+
+@dataclass(frozen=True)
+class _Option:
+    field: str
+    parse: Callable[[Any, str], Any]
+
+
+_OPTIONS = {
+    "mode": _Option("mode", _parse_mode),
+    "pool_name": _Option("pool_name", _parse_pool_name),
+    "pool_size": _Option("pool_bytes", parse_size),
+    "shm_dir": _Option("shm_dir", _parse_directory),
+    "segment_size": _Option("segment_bytes", parse_size),
+}
+
+
+def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> ConnectorConfig:
+    """Check ``extra`` (``kv_connector_extra_config``) and ``environ``, and return the configuration.
+
+    Raises ``InvalidArgument`` for an unknown option, a value of the wrong type, or a feature this version lacks.
+    """
+    for key in extra:
+        _check_known(key)
+    fields: dict[str, Any] = {}
+    for name, option in _OPTIONS.items():
+        variable = f"PEGAFLOW_{name.upper()}"
+        if PREFIX + name in extra:
+            fields[option.field] = option.parse(extra[PREFIX + name], PREFIX + name)
+        elif environ.get(variable):
+            fields[option.field] = option.parse(environ[variable], variable)
+    config = ConnectorConfig(**fields, instance_id=environ.get("PEGAFLOW_INSTANCE_ID"))
+    if config.pool_bytes and config.segment_bytes and config.segment_bytes > config.pool_bytes:
+        raise InvalidArgument(
+            f"pegaflow.segment_size ({config.segment_bytes} bytes) must not be larger than pegaflow.pool_size "
+            f"({config.pool_bytes} bytes)."
+        )
+    return replace(config, load_timeout_seconds=_load_timeout(environ), notes=_server_notes(extra, environ))
+
+
+def _check_known(key: str) -> None:
+    name = key.removeprefix(PREFIX)
+    if key.startswith(PREFIX) and (name in _OPTIONS or name in _SERVER_OPTIONS):
+        return
+    if key.startswith(PREFIX) and (name in _NOT_YET or name.startswith(_NOT_YET_PREFIXES)):
+        raise InvalidArgument(f"{key} is not supported by this version of PegaFlow yet: remove it.")
+    known = sorted([*_OPTIONS, *_SERVER_OPTIONS])
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    raise InvalidArgument(f"{key!r} is not an option of PegaFlow: did you mean {PREFIX + nearest!r}?")
+
+
+def _load_timeout(environ: Mapping[str, str]) -> float:
+    text = environ.get("PEGA_LOAD_TIMEOUT_SECONDS")
+    if not text:
+        return ConnectorConfig.load_timeout_seconds
+    try:
+        return max(LOAD_TIMEOUT_SECONDS_MIN, float(text))
+    except ValueError:
+        raise InvalidArgument(f"PEGA_LOAD_TIMEOUT_SECONDS must be a number of seconds, not {text!r}.") from None
+
+
+def _server_notes(extra: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, ...]:
+    named = [PREFIX + name for name in _SERVER_OPTIONS if PREFIX + name in extra]
+    named += [f"PEGAFLOW_{name.upper()}" for name in _SERVER_OPTIONS if environ.get(f"PEGAFLOW_{name.upper()}")]
+    if not named:
+        return ()
+    return (f"{' and '.join(named)} ignored: PegaFlow needs no server any more, the pool is in shared memory.",)

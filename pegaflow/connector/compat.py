@@ -1,0 +1,283 @@
+"""The one file that knows how versions of vLLM differ. Features are probed, versions are never compared.
+
+Full support from vLLM 0.24 on. Where an older or newer vLLM lacks something, the answer here is the safe one: no hit,
+no save, or a wait.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
+
+from pegaflow.connector.geometry import Geometry, Group, GroupKind
+from pegaflow.connector.layout import LayerTensor
+from pegaflow.connector.metadata import Rank, RankReport, StepPlan, WorkerShape
+from pegaflow.connector.request_state import RequestState, RequestTable
+
+FULL_SPECS = ("FullAttentionSpec", "MLAAttentionSpec", "TQFullAttentionSpec")
+WINDOW_SPECS = ("SlidingWindowSpec",)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What this vLLM has."""
+
+    failed_requests: bool
+    """A failed load is reported per request (0.32). Without it, several KV cache groups cannot recover."""
+    block_state: bool
+    """vLLM hands out exact block tables in every step (0.32). Without it they are reconstructed from increments."""
+    steps_for_saves: bool
+    """vLLM keeps stepping while saves are in flight (0.24)."""
+
+
+@cache
+def features() -> Features:
+    """What the installed vLLM has."""
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    recent = hasattr(kv_base, "KVConnectorTransferResults")
+    return Features(
+        failed_requests=recent,
+        block_state="kv_connector_block_state" in getattr(SchedulerOutput, "__dataclass_fields__", {}),
+        steps_for_saves=hasattr(kv_base.KVConnectorBase_V1, "has_pending_push_work"),
+    )
+
+
+def register_wire_types() -> None:
+    """Let vLLM take our plain dataclasses for its own kinds of metadata."""
+    kv_base.KVConnectorMetadata.register(StepPlan)
+    kv_base.KVConnectorWorkerMetadata.register(RankReport)
+    handshake = getattr(kv_base, "KVConnectorHandshakeMetadata", None)
+    if handshake is not None:
+        handshake.register(WorkerShape)
+
+
+def host_hit_source() -> Any:
+    """vLLM's name for hits in host memory, where it has one."""
+    try:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+    except ImportError:
+        return None
+    return CacheHitSource.HOST
+
+
+def transfer_results(received: set[str], failed: set[str]) -> Any:
+    """vLLM's report of ended loads; failed ones are among ``received`` too."""
+    return kv_base.KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
+
+
+def nobody_steps_when_idle() -> bool:
+    """Whether the engine lives in the caller's own process, which stops stepping it when all outputs are there."""
+    import vllm.envs as envs
+
+    in_process = not envs.VLLM_ENABLE_V1_MULTIPROCESSING or multiprocessing.parent_process() is None
+    return in_process or not features().steps_for_saves
+
+
+def none_hash() -> bytes | None:
+    """Root of vLLM's block hashes; ``None`` until vLLM has seeded it, which is after the connector was made."""
+    from vllm.v1.core import kv_cache_utils
+
+    value = getattr(kv_cache_utils, "NONE_HASH", None)
+    return value if isinstance(value, bytes) and value else None
+
+
+def hashes_differ_per_process(vllm_config: Any) -> bool:
+    """Whether another process would hash the same tokens differently, so that nothing can be shared."""
+    if os.environ.get("PYTHONHASHSEED"):
+        return False
+    from vllm.v1.core import kv_cache_utils
+
+    seeded = hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")
+    return not seeded or "xxhash" in str(vllm_config.cache_config.prefix_caching_hash_algo)
+
+
+def rank_count(vllm_config: Any) -> int:
+    """Workers of one engine: TP x PP."""
+    parallel = vllm_config.parallel_config
+    return int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
+
+
+def replica_count(vllm_config: Any, kv_cache_config: Any) -> int:
+    """How many consecutive tensor ranks hold identical KV caches."""
+    replicas = getattr(kv_cache_config, "kv_tp_replicas", None)
+    if replicas is not None:
+        return max(1, int(replicas))
+    parallel = vllm_config.parallel_config
+    same = bool(getattr(vllm_config.model_config, "use_mla", False)) and _dcp(vllm_config) == 1
+    return int(parallel.tensor_parallel_size) if same else 1
+
+
+def geometry(vllm_config: Any, kv_cache_config: Any) -> Geometry:
+    """Groups of the KV cache as vLLM planned them."""
+    specs = [
+        (index, group)
+        for index, group in enumerate(kv_cache_config.kv_cache_groups)
+        if getattr(group, "enable_kv_transfer", True)
+    ]
+    hash_tokens = _hash_tokens(vllm_config, kv_cache_config)
+    groups = tuple(_group(vllm_config, index, group, hash_tokens) for index, group in specs)
+    plain = len(groups) == 1 and groups[0].kind is GroupKind.FULL
+    if not plain and not (features().failed_requests and features().block_state):
+        groups = tuple(
+            Group(group.index, GroupKind.UNSUPPORTED, group.block_tokens, 1, 0, "hybrid models need vLLM 0.32")
+            for group in groups
+        )
+    speculative = getattr(vllm_config, "speculative_config", None)
+    lookahead = any(getattr(group, "is_eagle_group", False) for _, group in specs)
+    lookahead = lookahead or bool(speculative is not None and speculative.use_eagle())
+    whole_prompt = all(group.kind is GroupKind.FULL for group in groups) and not lookahead
+    return Geometry(groups, whole_prompt, lookahead)
+
+
+def _dcp(vllm_config: Any) -> int:
+    return int(getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1))
+
+
+def _hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
+    known = getattr(kv_cache_config, "hash_block_size", None)
+    if known is None:
+        from vllm.v1.core import kv_cache_utils
+
+        resolve = getattr(kv_cache_utils, "resolve_kv_cache_block_sizes", None)
+        if resolve is not None:
+            known = resolve(kv_cache_config, vllm_config)[1]
+        else:
+            known = vllm_config.cache_config.block_size * _dcp(vllm_config)
+    return int(known)
+
+
+def _group(vllm_config: Any, index: int, group: Any, hash_tokens: int) -> Group:
+    spec = group.kv_cache_spec
+    # A group of layers that differ in shape only (page sizes) is as good as its layers.
+    inner = list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
+    names = sorted({type(layer).__name__ for layer in inner})
+    scale = _dcp(vllm_config) if getattr(spec, "dcp_sharded", True) else 1
+    block_tokens = int(spec.block_size) * scale
+    name = "/".join(names)
+    windows = {int(getattr(layer, "sliding_window", None) or 0) for layer in inner}
+    kind = GroupKind.UNSUPPORTED
+    window_blocks = 0
+    refused = any(getattr(layer, "non_causal", False) for layer in inner) or getattr(group, "host_resident", False)
+    cacheable = bool(getattr(spec, "prefix_cacheable", True)) and block_tokens % hash_tokens == 0
+    if cacheable and not refused and all(name in FULL_SPECS for name in names):
+        kind = GroupKind.FULL
+    elif cacheable and not refused and all(name in WINDOW_SPECS for name in names) and len(windows) == 1:
+        kind = GroupKind.WINDOW
+        kept = max(int(getattr(layer, "extra_retained_tokens", 0)) for layer in inner)
+        window_blocks = -(-(windows.pop() - 1 + kept) // block_tokens)
+    return Group(index, kind, block_tokens, max(1, block_tokens // hash_tokens), window_blocks, name)
+
+
+def bypasses_cache(request: Any) -> bool:
+    """Whether a request must neither load nor save.
+
+    Streaming sessions rewrite blocks that were hashed. An adapter is hashed by its name (and path), not its weights, so
+    blocks that outlive the process could be met by another adapter of the same name.
+    """
+    return bool(getattr(request, "resumable", False)) or request.lora_request is not None
+
+
+def skips_reading(request: Any) -> bool:
+    """Whether vLLM needs every prompt token computed (prompt logprobs, some pooling)."""
+    flag = getattr(request, "skip_reading_prefix_cache", None)
+    if flag is not None:
+        return bool(flag)
+    return getattr(request.sampling_params, "prompt_logprobs", None) is not None
+
+
+def ended_in_error(request: Any) -> bool:
+    """Whether vLLM gave the request up, so that its blocks may hold anything."""
+    return getattr(request.status, "name", "") in ("FINISHED_ERROR", "FINISHED_IGNORED")
+
+
+def scheduled_requests(
+    scheduler_output: Any, table: RequestTable
+) -> Iterator[tuple[RequestState, Sequence[Sequence[int]], int]]:
+    """``(state, block table by group, tokens computed after this step)`` of each request in a step.
+
+    Only tokens count that cannot be taken back: drafts and placeholders are not part of ``request.num_tokens``.
+    """
+    block_state = getattr(scheduler_output, "kv_connector_block_state", None)
+    if block_state is None:
+        _follow_tables(scheduler_output, table)
+    for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
+        state = table.get(request_id)
+        if state is None or state.bypass:
+            continue
+        tables = state.tables if block_state is None else block_state.get_block_ids(request_id)
+        if tables is None:
+            continue
+        request = state.request
+        yield state, tables, min(int(request.num_computed_tokens) + int(scheduled), int(request.num_tokens))
+
+
+def _follow_tables(scheduler_output: Any, table: RequestTable) -> None:
+    """Keep block tables up to date from a step's increments."""
+    for new in scheduler_output.scheduled_new_reqs:
+        state = table.get(new.req_id)
+        if state is not None:
+            state.tables = tuple(list(ids) for ids in new.block_ids)
+    cached = scheduler_output.scheduled_cached_reqs
+    resumed = getattr(cached, "resumed_req_ids", ())
+    for request_id, new_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+        state = table.get(request_id)
+        if state is None or new_ids is None:
+            continue
+        if request_id in resumed or state.tables is None:
+            state.tables = tuple(list(ids) for ids in new_ids)
+        else:
+            for known, ids in zip(state.tables, new_ids, strict=True):
+                known.extend(ids)
+
+
+def worker_rank() -> Rank:
+    """Rank of this worker process."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return int(get_pp_group().rank_in_group), int(get_tp_group().rank_in_group)
+
+
+def layer_tensors(kv_caches: dict[str, Any], layer_names: Sequence[str], group_spec: Any) -> list[LayerTensor]:
+    """The tensors of one group's layers. Raises ``TypeError`` for caches that are not one tensor per layer."""
+    by_layer = getattr(group_spec, "kv_cache_specs", {})
+    layers = []
+    for name in layer_names:
+        tensor = kv_caches.get(name)
+        if tensor is None:
+            continue  # held by another pipeline rank
+        if not hasattr(tensor, "data_ptr"):
+            raise TypeError(f"the KV cache of layer {name} is a {type(tensor).__name__}, not a tensor")
+        page_bytes = getattr(by_layer.get(name, group_spec), "page_size_bytes", None)
+        layers.append(
+            LayerTensor(
+                name,
+                tensor.data_ptr(),
+                tuple(tensor.shape),
+                tuple(tensor.stride()),
+                tensor.element_size(),
+                str(tensor.dtype),
+                page_bytes,
+                tensor.device.type,
+            )
+        )
+    return layers
+
+
+def attention_meaning(vllm_config: Any, layer_names: Sequence[str]) -> list[str]:
+    """What decides the order of bytes inside a block and cannot be seen in the tensor: backend, and instruction set
+    on CPUs, whose kernels pack keys in their own order."""
+    import torch
+
+    layers = vllm_config.compilation_config.static_forward_context
+    facts = set()
+    for name in layer_names:
+        layer = layers.get(name)
+        backend = getattr(layer, "attn_backend", None)
+        backend_name = backend.get_name() if backend is not None else type(layer).__name__
+        facts.add(f"{backend_name}:{getattr(layer, 'isa', '')}:{getattr(layer, 'kv_cache_dtype', '')}")
+    return [*sorted(facts), f"cpu={torch.backends.cpu.get_cpu_capability()}"]

@@ -1,0 +1,348 @@
+"""``PegaKVConnector``: vLLM's hooks, passed on to the half of this process's role.
+
+vLLM makes one object of this class in the scheduler's process and one in every worker. Nothing is decided here; but no
+exception gets out of here either, except for options that are wrong, and those are refused before anything is loaded.
+"""
+
+import os
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
+
+from pegaflow import _native
+from pegaflow.config import ConnectorConfig, parse_config
+from pegaflow.connector import compat
+from pegaflow.connector.copies import NativeTypes
+from pegaflow.connector.geometry import Geometry
+from pegaflow.connector.guard import Guard
+from pegaflow.connector.identity import ModelIdentity, config_problem
+from pegaflow.connector.layout import group_layout
+from pegaflow.connector.loads import MISS
+from pegaflow.connector.log import logger
+from pegaflow.connector.metadata import StepPlan, WorkerShape
+from pegaflow.connector.namespaces import Store
+from pegaflow.connector.prometheus import PegaPromMetrics, PegaStats
+from pegaflow.connector.scheduler import SchedulerHalf, log_notes
+from pegaflow.connector.worker import WorkerHalf
+from pegaflow.errors import InvalidArgument, PegaFlowError
+from pegaflow.metrics import Recorder
+
+if TYPE_CHECKING:
+    from pegaflow._native import Pool
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):  # type: ignore[misc]
+    """A cache of KV blocks in shared memory, for every vLLM process of this user on this host."""
+
+    _cache_hit_source = compat.host_hit_source()
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        compat.register_wire_types()
+        config = _config_of(vllm_config)
+        self._recorder = Recorder()
+        self._guard = Guard(self._recorder, self._turn_off)
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        self._store: Store | None = None
+        if role is kv_base.KVConnectorRole.SCHEDULER:
+            self._make_scheduler(config)
+        else:
+            # Caches that vLLM adds to a group later (layers that share another's) bring no bytes of their own.
+            self._groups = [
+                (index, list(group.layer_names), group.kv_cache_spec)
+                for index, group in enumerate(kv_cache_config.kv_cache_groups)
+                if getattr(group, "enable_kv_transfer", True)
+            ]
+
+    # -- both roles -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Any layout will do. vLLM asks early, so wrong options are refused here before a model is loaded."""
+        _config_of(vllm_config)
+        return None
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Caches may be unmapped while nothing is being copied."""
+        return True
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A save that is lost is a later miss, nothing more."""
+        return False
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PegaStats:
+        """Statistics rebuilt in the API server."""
+        return PegaStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PegaPromMetrics:
+        """``vllm:pega_*`` metrics."""
+        return PegaPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def get_kv_connector_stats(self) -> PegaStats | None:
+        """What happened in this process since the last call."""
+        taken = self._recorder.take()
+        return PegaStats(data=taken) if taken else None
+
+    def shutdown(self) -> None:
+        """Leave the pool; other processes keep using it. Idempotent."""
+        for half in (self._worker, self._scheduler):
+            if half is not None:
+                self._guard.run("shutdown", None, half.shutdown)
+
+    # -- scheduler --------------------------------------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """vLLM's block pool, in which blocks are pinned until they are saved."""
+        if self._scheduler is not None:
+            self._guard.run("bind_gpu_block_pool", None, partial(self._scheduler.bind_block_pool, gpu_block_pool))
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        """How the workers hold the KV cache, by tensor rank."""
+        self._set_shapes(metadata.values())
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """How the workers hold the KV cache, by pipeline and tensor rank."""
+        self._set_shapes(metadata.values())
+
+    def on_new_request(self, request: Any) -> None:
+        """A request arrived."""
+        if self._scheduler is not None:
+            self._guard.run("on_new_request", None, partial(self._scheduler.add_request, request))
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens beyond ``num_computed_tokens`` the pool has."""
+        if self._scheduler is None:
+            return MISS
+        skips = compat.skips_reading(request)
+        match = partial(self._scheduler.match, request, num_computed_tokens, skips)
+        return self._guard.run("get_num_new_matched_tokens", MISS, match)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """vLLM has blocks for a request."""
+        if self._scheduler is not None:
+            tables = blocks.get_block_ids() if num_external_tokens > 0 else ()
+            allocated = partial(self._scheduler.allocated, request, tables, num_external_tokens)
+            self._guard.run("update_state_after_alloc", None, allocated)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """The workers' orders for one step."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            return StepPlan()
+        runs_model = scheduler_output.total_num_scheduled_tokens > 0
+        scheduled = partial(compat.scheduled_requests, scheduler_output, scheduler.table)
+        return scheduler.plan(scheduled, runs_model)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What the workers finished."""
+        if self._scheduler is not None:
+            report = getattr(connector_output, "kv_connector_worker_meta", None)
+            update = partial(self._scheduler.update, report, connector_output.finished_recving or ())
+            self._guard.run("update_connector_output", None, update)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request ended; its blocks may be freed at once, since what is being saved is pinned."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """See ``request_finished``."""
+        if self._scheduler is not None:
+            sound = not compat.ended_in_error(request)
+            finish = partial(self._scheduler.finish_request, request, block_ids, sound)
+            self._guard.run("request_finished", None, finish)
+        return False, None
+
+    def has_pending_push_work(self) -> bool:
+        """Whether vLLM has to keep stepping so that saves come to an end."""
+        return self._scheduler is not None and self._scheduler.has_pending_saves()
+
+    def has_pending_block_frees(self) -> bool:
+        """Whether blocks that are being saved come back soon."""
+        return self._scheduler is not None and self._scheduler.frees_soon()
+
+    def reset_cache(self) -> bool:
+        """Invalidate all blocks of this model in the pool, for every process."""
+        return self._scheduler is None or self._guard.run("reset_cache", False, self._scheduler.reset)
+
+    # -- worker -----------------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Take the KV caches: where blocks lie, from the tensors themselves."""
+        rank = compat.worker_rank()
+        by_block = len(self._groups) == 1 or not compat.features().failed_requests
+        self._worker = WorkerHalf(rank, BOOT_ID.read_text().strip(), _NATIVE, self._guard, by_block=by_block)
+        try:
+            self._register(self._worker, kv_caches)
+        except Exception as error:
+            self._guard.note("register_kv_caches", error)
+            self._worker.refuse(f"the KV caches of a worker cannot be used: {error}")
+
+    def unregister_kv_caches(self) -> None:
+        """The caches are about to be unmapped (sleep)."""
+        if self._worker is not None:
+            self._worker.unregister()
+
+    def restore_kv_caches(self) -> None:
+        """The caches are back (wake up)."""
+        if self._worker is not None:
+            self._guard.run("restore_kv_caches", None, self._worker.restore)
+
+    def get_handshake_metadata(self) -> WorkerShape | None:
+        """How this worker holds the KV cache."""
+        return self._worker.shape() if self._worker is not None else None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Start this step's loads."""
+        if self._worker is not None:
+            self._guard.run("start_load_kv", None, partial(self._worker.start_loads, self._plan()))
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads complete before their request is scheduled; no layer has to wait."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Blocks are saved as a whole after the forward pass."""
+
+    def wait_for_save(self) -> None:
+        """Start this step's saves: the forward pass has filled their blocks."""
+        if self._worker is not None:
+            self._guard.run("wait_for_save", None, partial(self._worker.start_saves, self._plan()))
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """``(None, loads that ended)``."""
+        received, _ = self._poll()
+        return None, received or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Loads that ended, and which of them failed as a whole."""
+        received, failed = self._poll()
+        by_request = failed if len(self._groups) > 1 else set()
+        return compat.transfer_results(received, by_request)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that could not be loaded; vLLM recomputes them."""
+        return self._worker.take_invalid_blocks() if self._worker is not None else set()
+
+    def build_connector_worker_meta(self) -> Any:
+        """What this worker finished."""
+        return self._worker.take_report() if self._worker is not None else None
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _make_scheduler(self, config: ConnectorConfig) -> None:
+        vllm_config, kv_cache_config = self._vllm_config, self._kv_cache_config
+        log_notes(config)
+        geometry = compat.geometry(vllm_config, kv_cache_config)
+        ranks = compat.rank_count(vllm_config)
+        pool, problem = _open_pool(config, str(self._kv_transfer_config.engine_id))
+        identity = ModelIdentity(vllm_config, geometry, vllm.__version__, compat.none_hash)
+        replicas = compat.replica_count(vllm_config, kv_cache_config)
+        self._store = Store(pool, geometry, identity, ranks, replicas)
+        problem = problem or config_problem(vllm_config)
+        if problem:
+            self._store.turn_off(problem)
+        self._scheduler = SchedulerHalf(
+            config,
+            geometry,
+            self._store,
+            self._recorder,
+            ranks=ranks,
+            settle=compat.nobody_steps_when_idle(),
+            bypasses=compat.bypasses_cache,
+        )
+        _warn(vllm_config, geometry)
+
+    def _turn_off(self, reason: str) -> None:
+        if self._store is not None:
+            self._store.turn_off(reason)
+        elif self._worker is not None:
+            self._worker.refuse(reason)
+
+    def _set_shapes(self, shapes: Iterable[WorkerShape]) -> None:
+        if self._store is not None:
+            by_rank = {shape.rank: shape for shape in shapes}
+            self._guard.run("set_xfer_handshake_metadata", None, partial(self._store.set_shapes, by_rank))
+
+    def _register(self, worker: WorkerHalf, kv_caches: dict[str, Any]) -> None:
+        layouts = {}
+        blocks = int(self._kv_cache_config.num_blocks)
+        for index, names, spec in self._groups:
+            layers = compat.layer_tensors(kv_caches, names, spec)
+            devices = {layer.device for layer in layers} - {"cpu"}
+            if devices:
+                worker.refuse(f"KV caches on {devices.pop()} devices are not supported by this version yet.")
+                return
+            layouts[index] = group_layout(layers, blocks, compat.attention_meaning(self._vllm_config, names))
+        worker.register(layouts, blocks, kv_caches)
+
+    def _plan(self) -> StepPlan:
+        plan = self._connector_metadata
+        return plan if isinstance(plan, StepPlan) else StepPlan()
+
+    def _poll(self) -> tuple[set[str], set[str]]:
+        worker, plan = self._worker, self._plan()
+        if worker is None:
+            return set(), set()
+        if not plan.runs_model:
+            # Before vLLM 0.32 wait_for_save is left out in steps without a forward pass.
+            self._guard.run("starting saves", None, partial(worker.start_saves, plan))
+        return self._guard.run("polling copies", (set(), set()), partial(worker.poll, plan.settle))
+
+
+def _config_of(vllm_config: Any) -> ConnectorConfig:
+    return parse_config(vllm_config.kv_transfer_config.kv_connector_extra_config or {}, os.environ)
+
+
+def _open_pool(config: ConnectorConfig, engine_id: str) -> "tuple[Pool | None, str | None]":
+    """The pool, or why there is none. Options that the engine refuses are the user's to mend: they are raised."""
+    try:
+        pool = _native.Pool.open(
+            config.pool_name,
+            shm_dir=config.shm_dir,
+            pool_bytes=config.pool_bytes,
+            segment_bytes=config.segment_bytes,
+            label=f"vllm {config.instance_id or engine_id}",
+        )
+    except InvalidArgument:
+        raise
+    except PegaFlowError as error:
+        return None, str(error)
+    return pool, None
+
+
+def _warn(vllm_config: Any, geometry: Geometry) -> None:
+    if geometry.problem is None and compat.hashes_differ_per_process(vllm_config):
+        logger.warning(
+            "PegaFlow: PYTHONHASHSEED is not set, so other processes, and this one after a restart, hash the same "
+            "tokens differently and share nothing: set it to the same number everywhere."
+        )
+    if getattr(vllm_config.kv_transfer_config, "kv_load_failure_policy", "recompute") == "fail":
+        logger.info(
+            'PegaFlow: with "kv_load_failure_policy": "recompute" in --kv-transfer-config a block that cannot be '
+            "loaded is recomputed; now its request would fail."
+        )
+
+
+def _attach_pool(name: str, shm_dir: str) -> "Pool":
+    return _native.Pool.open(name, shm_dir=shm_dir, create=False, label="vllm worker")
+
+
+_NATIVE = NativeTypes(_attach_pool, _native.HostCopier, _native.KVLayout)

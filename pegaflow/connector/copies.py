@@ -1,0 +1,163 @@
+"""Copies of one rank: jobs of the plan become copies of the engine, and finished copies become ended jobs.
+
+A job has one copy per KV cache group and ends with its last copy. A load always ends, if only as failed, since vLLM
+waits for it; and never before its last copy has ended, since vLLM then reuses the blocks.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pegaflow.connector.metadata import GroupBlocks, PoolAddress, Rank
+from pegaflow.errors import InvalidArgument, PoolBusy
+
+if TYPE_CHECKING:
+    from pegaflow._native import CopyDone, HostCopier, KVLayout, Pool
+
+WAIT_MS = 50
+
+
+@dataclass(frozen=True)
+class NativeTypes:
+    """The engine's constructors that a worker uses."""
+
+    open_pool: "Callable[[str, str], Pool]"
+    """Attach to an existing pool: name, directory."""
+    copier: "Callable[[Pool], HostCopier]"
+    layout: "Callable[[Sequence[tuple[int, int, int]], int], KVLayout]"
+
+
+@dataclass(eq=False)
+class Task:
+    """One job on this rank."""
+
+    load: str | None = None
+    """Request id of a load."""
+    save: int | None = None
+    """Job id of a save."""
+    started: float = field(default_factory=time.monotonic)
+    copies: int = 0
+    """Copies in flight."""
+    waiting: list[GroupBlocks] = field(default_factory=list)
+    """Copies that the copier had no room for yet."""
+    failed_refs: set[int] = field(default_factory=set)
+    failed_blocks: set[int] = field(default_factory=set)
+    ok: bool = True
+
+    def fail(self, refs: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Book blocks that were not copied."""
+        self.ok = False
+        self.failed_refs.update(refs)
+        self.failed_blocks.update(block_ids)
+
+    @property
+    def seconds(self) -> float:
+        """Time since the job was started."""
+        return time.monotonic() - self.started
+
+
+class Copies:
+    """The copier of this rank and all jobs that use it."""
+
+    def __init__(
+        self, pool: "Pool", copier: "HostCopier", address: PoolAddress, rank: Rank, groups: Sequence[int]
+    ) -> None:
+        """``groups``: vLLM's numbers of the KV cache groups, in the order of ``address.parts``."""
+        self._pool = pool
+        self._copier = copier
+        self._parts = dict(zip(groups, address.parts[rank], strict=True))
+        self._saves = rank in address.savers
+        self._in_flight: dict[int, tuple[Task, GroupBlocks]] = {}
+        self._backlog: list[Task] = []
+        self._ended: list[Task] = []
+        self._open_saves = 0
+
+    @classmethod
+    def open(cls, native: NativeTypes, address: PoolAddress, rank: Rank, groups: Sequence[int]) -> "Copies":
+        """Attach to the pool and join the scheduler's process, so that what it reserves outlives neither alone."""
+        pool = native.open_pool(address.name, address.shm_dir)
+        if pool.member() != address.leader:
+            pool.join(address.leader)
+        return cls(pool, native.copier(pool), address, rank, groups)
+
+    def start(self, task: Task, blocks: Sequence[GroupBlocks], layouts: "dict[int, KVLayout]") -> None:
+        """Start all copies of a job. Parts that other ranks hold, or save for this one, need none."""
+        mine = [item for item in blocks if self._parts[item[0]] is not None and (self._saves or task.load is not None)]
+        task.waiting.extend(mine)
+        self._open_saves += task.save is not None
+        self._advance(task, layouts)
+
+    def retry(self, layouts: "dict[int, KVLayout]") -> None:
+        """Try again what the copier had no room for."""
+        backlog, self._backlog = self._backlog, []
+        for task in backlog:
+            self._advance(task, layouts)
+
+    def poll(self) -> list[Task]:
+        """Jobs that ended since the last call. Never waits."""
+        for done in self._copier.poll():
+            self._book(done)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def settle(self, seconds_max: float) -> None:
+        """Wait until all saves have ended, but no longer than ``seconds_max``."""
+        deadline = time.monotonic() + seconds_max
+        while self._open_saves and self._copier.in_flight() and time.monotonic() < deadline:
+            for done in self._copier.wait(WAIT_MS):
+                self._book(done)
+
+    def drain(self, seconds_max: float) -> bool:
+        """Wait until no copy is in flight. False if some still are after ``seconds_max``."""
+        deadline = time.monotonic() + seconds_max
+        while self._copier.in_flight() and time.monotonic() < deadline:
+            for done in self._copier.wait(WAIT_MS):
+                self._book(done)
+        return not self._copier.in_flight()
+
+    def close(self) -> None:
+        """Finish what is queued and leave the pool."""
+        self._copier.close()
+        self._pool.close()
+
+    def _advance(self, task: Task, layouts: "dict[int, KVLayout]") -> None:
+        """Start what a job still waits for; one that has nothing left in flight has ended."""
+        while task.waiting:
+            group, refs, block_ids = task.waiting[0]
+            part = self._parts[group]
+            try:
+                if part is None or group not in layouts:
+                    raise InvalidArgument(f"KV cache group {group} is not mapped on this rank.")
+                submit = self._copier.save if task.load is None else self._copier.load
+                copy = submit(part, layouts[group], refs, block_ids)
+            except PoolBusy:
+                if task.load is not None:
+                    self._backlog.append(task)
+                    return
+                task.fail(refs, block_ids)  # a save is not worth keeping blocks pinned for
+            except Exception:
+                for _, later_refs, later_ids in task.waiting:
+                    task.fail(later_refs, later_ids)
+                task.waiting.clear()
+                self._end_if_idle(task)
+                raise
+            else:
+                task.copies += 1
+                self._in_flight[copy] = (task, task.waiting[0])
+            task.waiting.pop(0)
+        self._end_if_idle(task)
+
+    def _book(self, done: "CopyDone") -> None:
+        task, (_, refs, block_ids) = self._in_flight.pop(done.job)
+        task.copies -= 1
+        if not done.ok:
+            failed = done.failed or range(len(refs))
+            task.fail([refs[index] for index in failed], [block_ids[index] for index in failed])
+        if not task.waiting:
+            self._end_if_idle(task)
+
+    def _end_if_idle(self, task: Task) -> None:
+        if task.copies == 0:
+            self._open_saves -= task.save is not None
+            self._ended.append(task)

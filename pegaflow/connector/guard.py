@@ -1,0 +1,44 @@
+"""No exception reaches vLLM: it becomes the hook's answer for "nothing", a count, and one log line of its kind."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pegaflow.connector.log import logger
+from pegaflow.errors import ForkedProcess, PoolClosed, PoolCorrupt
+from pegaflow.metrics import Recorder
+
+T = TypeVar("T")
+
+KINDS_MAX = 64
+"""Kinds of errors that are logged; more are only counted."""
+
+FATAL = (ForkedProcess, PoolClosed, PoolCorrupt)
+"""Errors after which the pool is of no use to this process any more."""
+
+
+class Guard:
+    """Runs the hooks of one connector."""
+
+    def __init__(self, recorder: Recorder, on_fatal: Callable[[str], None]) -> None:
+        """``on_fatal`` is told why the cache has to be turned off."""
+        self._recorder = recorder
+        self._on_fatal = on_fatal
+        self._logged: set[tuple[str, str]] = set()
+
+    def run(self, hook: str, default: T, function: Callable[[], T]) -> T:
+        """Result of ``function()``, or ``default`` if it raises."""
+        try:
+            return function()
+        except Exception as error:  # vLLM's engine dies of whatever gets out of a hook
+            self.note(hook, error)
+            return default
+
+    def note(self, hook: str, error: Exception) -> None:
+        """Count and, the first time, log an error that was turned into a miss."""
+        self._recorder.count("hook_errors")
+        kind = (hook, type(error).__name__)
+        if kind not in self._logged and len(self._logged) < KINDS_MAX:
+            self._logged.add(kind)
+            logger.error("PegaFlow: %s failed and counts as a miss; serving goes on.", hook, exc_info=error)
+        if isinstance(error, FATAL):
+            self._on_fatal(str(error))

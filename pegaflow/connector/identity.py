@@ -1,0 +1,171 @@
+"""What a model's KV bytes depend on, read from vLLM's configuration: the factors of a namespace's fingerprint.
+
+Two engines get the same fingerprint only if their blocks are interchangeable. Directories, tokenizers, limits of the
+scheduler and the like are left out on purpose, so that they do not cost a warm cache.
+"""
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from pegaflow.connector.geometry import Geometry
+from pegaflow.connector.log import logger
+from pegaflow.weights import local_snapshot, weights_digest
+
+# What a Hugging Face configuration says that no KV byte depends on.
+IRRELEVANT = frozenset(
+    {
+        "_name_or_path",
+        "_commit_hash",
+        "_attn_implementation",
+        "_attn_implementation_internal",
+        "_attn_implementation_autoset",
+        "_experts_implementation_internal",
+        "auto_map",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "decoder_start_token_id",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "label2id",
+        "name_or_path",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "return_dict",
+        "sep_token_id",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+
+# Position encodings that change with the longest sequence allowed.
+LENGTH_DEPENDENT_ROPE = ("longrope", "su", "dynamic")
+
+
+class ModelIdentity:
+    """Factors of one engine's fingerprint. The weights are sampled in the background from the start."""
+
+    def __init__(
+        self, vllm_config: Any, geometry: Geometry, version: str, none_hash: Callable[[], bytes | None]
+    ) -> None:
+        """``version``: vLLM's; ``none_hash`` returns the root of its block hashes once there is one."""
+        self.label = _label(vllm_config.model_config)
+        self._none_hash = none_hash
+        self._fixed = fixed_factors(vllm_config, geometry, version)
+        self._weights: list[Any] | None = None
+        self._models = _models(vllm_config)
+        threading.Thread(target=self._sample, name="pegaflow-weights", daemon=True).start()
+
+    def factors(self) -> Mapping[str, Any] | None:
+        """All factors except layouts; ``None`` while the weights are being sampled or hashes have no root."""
+        root = self._none_hash()
+        if root is None or self._weights is None:
+            return None
+        return {**self._fixed, "weights": self._weights, "none_hash": root}
+
+    def _sample(self) -> None:
+        try:
+            self._weights = [weights_identity(*model) for model in self._models]
+        except Exception as error:  # a thread has nobody to raise to; without a digest nothing may be shared
+            logger.warning("PegaFlow: cannot read the weights (%s); blocks are not shared with other processes.", error)
+            self._weights = [["private", uuid.uuid4().hex]]
+
+
+def weights_identity(
+    model: str, revision: str | None, download_dir: str | None, load_format: str, seed: int
+) -> list[Any]:
+    """What tells these weights from others: a digest of samples, or the seed of random ones."""
+    if load_format == "dummy":
+        return ["dummy", seed]
+    path = local_snapshot(model, revision, download_dir)
+    digest = weights_digest(path) if path else None
+    if digest is None:
+        logger.warning("PegaFlow: no weights of %s on this host; blocks are not shared with other processes.", model)
+        return ["private", uuid.uuid4().hex]
+    return ["sampled", digest]
+
+
+def _models(vllm_config: Any) -> list[tuple[str, str | None, str | None, str, int]]:
+    load = vllm_config.load_config
+    load_format = getattr(load.load_format, "value", load.load_format)
+    configs = [vllm_config.model_config]
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    if draft is not None and draft.model != vllm_config.model_config.model:
+        configs.append(draft)
+    return [
+        (str(config.model), config.revision, load.download_dir, str(load_format), int(config.seed or 0))
+        for config in configs
+    ]
+
+
+def fixed_factors(vllm_config: Any, geometry: Geometry, version: str) -> dict[str, Any]:
+    """Factors that are known when the engine is configured."""
+    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    config = plain(model.hf_config.to_dict())
+    speculative = getattr(vllm_config, "speculative_config", None)
+    draft = getattr(speculative, "draft_model_config", None)
+    return {
+        "vllm": ".".join(version.split(".")[:2]),
+        "config": config,
+        "dtype": str(model.dtype),
+        "quantization": plain(model.quantization),
+        "max_model_len": int(model.max_model_len) if _depends_on_length(config) else None,
+        "kv_dtype": str(cache.cache_dtype),
+        "hash": str(cache.prefix_caching_hash_algo),
+        "groups": [[group.kind.value, group.spec_name, *_numbers(group)] for group in geometry.groups],
+        "tensor_ranks": int(parallel.tensor_parallel_size),
+        "pipeline_ranks": int(parallel.pipeline_parallel_size),
+        "context_ranks": int(getattr(parallel, "decode_context_parallel_size", 1)),
+        "draft": plain(draft.hf_config.to_dict()) if draft is not None else None,
+        "draft_method": str(getattr(speculative, "method", None)),
+    }
+
+
+def config_problem(vllm_config: Any) -> str | None:
+    """Why this configuration cannot be cached, as one sentence."""
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        return "KV cache scales that are computed at run time (calculate_kv_scales) differ from process to process."
+    if int(getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1)) > 1:
+        return "prefill context parallelism is not supported yet."
+    return None
+
+
+def _label(model_config: Any) -> str:
+    name = getattr(model_config, "served_model_name", None) or model_config.model
+    return str(name[0] if isinstance(name, list | tuple) else name)
+
+
+def _numbers(group: Any) -> list[int]:
+    return [group.index, group.block_tokens, group.hashes_per_block, group.window_blocks]
+
+
+def _depends_on_length(config: Any) -> bool:
+    if isinstance(config, dict):
+        kinds = (config.get("rope_type"), config.get("type"))
+        return any(kind in LENGTH_DEPENDENT_ROPE for kind in kinds) or any(map(_depends_on_length, config.values()))
+    return isinstance(config, list) and any(map(_depends_on_length, config))
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON types, without what is irrelevant. Objects count by their type only."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items() if str(key) not in IRRELEVANT}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if type(value).__name__ == "dtype":
+        return str(value)
+    if hasattr(value, "to_dict"):
+        return plain(value.to_dict())
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,215 @@
+"""Loads, as the scheduler sees them: find a hit, lease it, hand it to the workers, give the leases back."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pegaflow.connector.geometry import Geometry
+from pegaflow.connector.log import logger
+from pegaflow.connector.matching import Match, Need, find_match, needs_of
+from pegaflow.connector.metadata import GroupBlocks, LoadJob, LoadOutcome
+from pegaflow.connector.namespaces import Store
+from pegaflow.connector.request_state import Offer, Phase, RequestState, RequestTable
+from pegaflow.keys import group_keys
+from pegaflow.metrics import Recorder
+
+if TYPE_CHECKING:
+    from pegaflow._native import Namespace
+
+BAD_KEYS_MAX = 4_096
+"""Blocks remembered because they could not be loaded; the oldest are forgotten first."""
+
+LEASE_ATTEMPTS_MAX = 2
+"""A block may be evicted between lookup and lease; then the search starts once more."""
+
+Answer = tuple[int | None, bool]
+MISS: Answer = (0, False)
+ASK_AGAIN: Answer = (None, False)
+
+
+class Loads:
+    """Offers and load jobs of all requests."""
+
+    def __init__(
+        self, geometry: Geometry, store: Store, table: RequestTable, recorder: Recorder, overdue_seconds: float
+    ) -> None:
+        self._geometry = geometry
+        self._store = store
+        self._table = table
+        self._recorder = recorder
+        self._overdue_seconds = overdue_seconds
+        self._jobs: list[LoadJob] = []
+        self._bad_keys: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+
+    def match(self, state: RequestState, computed_tokens: int) -> Answer:
+        """Answer to "how many tokens beyond ``computed_tokens``?": the same one until something changes."""
+        offer = state.offer
+        sequence_tokens: int = state.request.num_tokens
+        if state.phase is Phase.OFFERED and offer is not None:
+            same = (offer.computed_tokens, offer.sequence_tokens) == (computed_tokens, sequence_tokens)
+            if same and state.may_load and not offer.void:
+                return offer.external_tokens, True
+            self._release(self._table.withdraw(state))
+        if state.phase is not Phase.QUEUED or not state.may_load:
+            return MISS
+        namespaces = self._store.namespaces()
+        if namespaces is None:
+            return ASK_AGAIN if self._store.worth_waiting() else MISS
+        keys = self._keys(state)
+        tokens_max = self._without_bad_keys(keys, self._geometry.hit_tokens_max(sequence_tokens))
+        for _ in range(LEASE_ATTEMPTS_MAX):
+            found = find_match(self._geometry, namespaces, keys, computed_tokens, tokens_max)
+            if found is None:
+                return MISS
+            leases = self._lease(namespaces, keys, found)
+            if leases is not None:
+                offer = Offer(computed_tokens, sequence_tokens, found.tokens, leases)
+                self._table.make_offer(state, offer)
+                return offer.external_tokens, True
+        return MISS
+
+    def allocated(self, state: RequestState, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
+        """vLLM has blocks for ``external_tokens`` of what was offered: load them, or drop the offer if it is 0."""
+        if external_tokens <= 0:
+            self._release(self._table.withdraw(state))
+            return
+        if state.phase is Phase.QUEUED:
+            self._table.make_offer(state, Offer(0, 0, external_tokens, {}, void=True))
+        if state.phase is not Phase.OFFERED or state.offer is None:
+            return
+        offer = state.offer
+        blocks: tuple[GroupBlocks, ...] | None = None
+        try:
+            if not offer.void:
+                blocks = self._blocks_to_load(offer, tables, external_tokens)
+        finally:
+            # vLLM waits for this request from now on: whatever happened, a load has to start and to end.
+            doomed = blocks is None
+            if blocks is None:
+                blocks = self._blocks_given_up(offer, tables)
+            self._table.start_load(state, time.monotonic())
+            self._jobs.append(LoadJob(state.request.request_id, blocks, doomed))
+
+    def take_jobs(self) -> tuple[LoadJob, ...]:
+        """Jobs for the workers; each is handed out once."""
+        jobs, self._jobs = tuple(self._jobs), []
+        return jobs
+
+    def reported(self, request_id: str, outcome: LoadOutcome) -> None:
+        """Remember what some ranks say of a load that others may still be busy with."""
+        state = self._table.get(request_id)
+        if state is not None and state.phase in (Phase.LOADING, Phase.ORPHANED):
+            known = state.load_outcome
+            state.load_outcome = known.merge(outcome) if known else outcome
+
+    def finished(self, request_id: str) -> None:
+        """All ranks are done with the load of a request. Other connectors' requests are ignored."""
+        state = self._table.get(request_id)
+        offer = state.offer if state else None
+        ended = self._table.end_load(request_id)
+        if ended is None or offer is None:
+            return
+        state, refs = ended
+        outcome = state.load_outcome or LoadOutcome(True, frozenset(), time.monotonic() - state.load_started)
+        if outcome.ok:
+            self._recorder.count("load_success")
+            self._recorder.observe("load_duration_seconds", outcome.seconds)
+            self._recorder.observe("load_blocks", len(refs))
+        else:
+            self._recorder.count("load_failure")
+            state.may_load = False
+            self._remember_bad(state, offer, outcome.failed)
+        self._release(refs)
+
+    def void_offers(self) -> None:
+        """The cache was reset: what is on offer must not be loaded any more."""
+        for state in self._table:
+            if state.phase is Phase.OFFERED and state.offer is not None:
+                state.offer.void = True
+
+    def request_finished(self, request_id: str) -> None:
+        """vLLM is done with the request; a load in flight keeps its leases."""
+        self._release(self._table.finish(request_id))
+
+    def watch(self) -> None:
+        """Complain once about each load that takes too long. Its blocks cannot be given back while it may write."""
+        if not self._table.loading:
+            return
+        latest_start = time.monotonic() - self._overdue_seconds
+        for state in self._table:
+            if state.phase is Phase.LOADING and not state.load_overdue and state.load_started < latest_start:
+                state.load_overdue = True
+                self._recorder.count("load_failure")
+                logger.error(
+                    "PegaFlow: a load has been running for %.0f s; its request waits until the copy ends.",
+                    self._overdue_seconds,
+                )
+
+    def _keys(self, state: RequestState) -> dict[int, Sequence[bytes]]:
+        hashes = state.request.block_hashes
+        return {group.index: group_keys(hashes, group.hashes_per_block) for group in self._geometry.groups}
+
+    def _without_bad_keys(self, keys: Mapping[int, Sequence[bytes]], tokens_max: int) -> int:
+        if self._bad_keys:
+            for group in self._geometry.groups:
+                for position, key in enumerate(keys[group.index]):
+                    if (group.index, key) in self._bad_keys:
+                        tokens_max = min(tokens_max, position * group.block_tokens)
+                        break
+        return tokens_max
+
+    def _lease(
+        self, namespaces: "Mapping[int, Namespace]", keys: Mapping[int, Sequence[bytes]], match: Match
+    ) -> dict[Need, list[int]] | None:
+        leases: dict[Need, list[int]] = {}
+        for need in match.needs:
+            refs = namespaces[need.group].lease(keys[need.group], need.start, need.stop)
+            leases[need] = refs
+            if len(refs) < need.stop - need.start:
+                self._release([ref for held in leases.values() for ref in held])
+                return None
+        return leases
+
+    def _blocks_to_load(
+        self, offer: Offer, tables: Sequence[Sequence[int]], external_tokens: int
+    ) -> tuple[GroupBlocks, ...] | None:
+        """Pairs of leased slots and allocated blocks; ``None`` if some block that vLLM counts on is not leased."""
+        leased = {need.group: (need, refs) for need, refs in offer.leases.items()}
+        jobs = []
+        hit_tokens = offer.computed_tokens + external_tokens
+        needs = needs_of(self._geometry, offer.computed_tokens, hit_tokens)
+        for need, table in zip(needs, tables, strict=True):
+            held, refs = leased[need.group]
+            stop = -(-hit_tokens // self._geometry.block_tokens(need.group))
+            if need.start < held.start or stop > held.stop or stop > len(table):
+                return None
+            pairs = [
+                (refs[block - held.start], table[block])
+                for block in range(need.start, stop)
+                if table[block] != 0  # the null block stands for what the window no longer needs
+            ]
+            if pairs:
+                jobs.append((need.group, tuple(ref for ref, _ in pairs), tuple(block for _, block in pairs)))
+        return tuple(jobs)
+
+    def _blocks_given_up(self, offer: Offer, tables: Sequence[Sequence[int]]) -> tuple[GroupBlocks, ...]:
+        """All blocks that a load would have filled, without slots."""
+        jobs = []
+        for position, group in enumerate(self._geometry.groups):
+            ids = tables[position][offer.computed_tokens // group.block_tokens :]
+            jobs.append((group.index, (), tuple(block for block in ids if block != 0)))
+        return tuple(jobs)
+
+    def _remember_bad(self, state: RequestState, offer: Offer, failed: frozenset[int]) -> None:
+        keys = self._keys(state)
+        for need, refs in offer.leases.items():
+            for position, ref in enumerate(refs, need.start):
+                if ref in failed:
+                    self._bad_keys[need.group, keys[need.group][position]] = None
+        while len(self._bad_keys) > BAD_KEYS_MAX:
+            self._bad_keys.popitem(last=False)
+
+    def _release(self, refs: list[int]) -> None:
+        if refs and self._store.pool is not None:
+            self._store.pool.release(refs)

@@ -1,0 +1,109 @@
+"""How many tokens of a sequence can be restored from the pool, over all KV cache groups.
+
+Nothing is pinned or changed here. A hit counts only if every group can go on from its end: full attention needs all
+blocks up to there, a sliding window only those that the next token can still see.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Protocol
+
+from pegaflow.connector.geometry import Geometry, Group, GroupKind
+
+
+class Index(Protocol):
+    """The part of a pool's namespace that matching reads."""
+
+    def lookup(self, keys: Sequence[bytes], start: int = 0) -> int:
+        """How many consecutive ``keys[start:]`` are present."""
+        ...
+
+    def contains(self, keys: Sequence[bytes]) -> bytes:
+        """One byte per key: 1 present, 0 absent."""
+        ...
+
+
+@dataclass(frozen=True)
+class Need:
+    """Blocks of one group that a hit has to bring: ``start <= block < stop``."""
+
+    group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Match:
+    """A hit: ``tokens`` of the sequence (counted from its beginning) are restorable, given what is computed already."""
+
+    tokens: int
+    needs: tuple[Need, ...]
+
+
+def needs_of(geometry: Geometry, computed_tokens: int, hit_tokens: int) -> tuple[Need, ...]:
+    """Blocks to load so that a sequence with ``computed_tokens`` on the device continues at ``hit_tokens``."""
+    needs = []
+    for group in geometry.groups:
+        start, stop = computed_tokens // group.block_tokens, hit_tokens // group.block_tokens
+        if group.kind is GroupKind.WINDOW:
+            start = max(start, stop - group.window_blocks)
+        needs.append(Need(group.index, start, stop))
+    return tuple(needs)
+
+
+def find_match(
+    geometry: Geometry,
+    indexes: Mapping[int, Index],
+    keys: Mapping[int, Sequence[bytes]],
+    computed_tokens: int,
+    tokens_max: int,
+) -> Match | None:
+    """Longest hit beyond ``computed_tokens`` and up to ``tokens_max``; ``None`` if there is none.
+
+    ``indexes`` and ``keys`` are by group. ``computed_tokens`` is a multiple of every group's block.
+    """
+    align = geometry.align_tokens
+    limit = tokens_max // align * align
+    for group in geometry.groups:
+        limit = min(limit, len(keys[group.index]) * group.block_tokens)
+        if group.kind is GroupKind.FULL and limit > computed_tokens:
+            start = computed_tokens // group.block_tokens
+            stop = limit // group.block_tokens
+            present = indexes[group.index].lookup(keys[group.index][:stop], start)
+            limit = min(limit, (start + present) * group.block_tokens)
+    limit = limit // align * align
+    if geometry.lookahead:
+        limit -= align
+    if limit <= computed_tokens:
+        return None
+    end = limit
+    windows = [group for group in geometry.groups if group.kind is GroupKind.WINDOW]
+    if windows:
+        runs = [_runs(indexes[group.index], keys[group.index], group, computed_tokens, limit) for group in windows]
+        while end > computed_tokens and not all(
+            map(_window_ends_at, windows, runs, repeat(computed_tokens), repeat(end))
+        ):
+            end -= align
+    if end <= computed_tokens:
+        return None
+    return Match(end, needs_of(geometry, computed_tokens, end))
+
+
+def _runs(index: Index, keys: Sequence[bytes], group: Group, computed_tokens: int, limit: int) -> list[int]:
+    """For each block from the first that is not computed up to ``limit``: length of the run of present blocks that
+    ends with it, no longer than needed for a window."""
+    start, stop = computed_tokens // group.block_tokens, limit // group.block_tokens
+    runs = []
+    length = 0
+    for present in index.contains(keys[start:stop]):
+        length = min(length + 1, group.window_blocks) if present else 0
+        runs.append(length)
+    return runs
+
+
+def _window_ends_at(group: Group, runs: list[int], computed_tokens: int, end_tokens: int) -> bool:
+    """Whether all blocks that the token after ``end_tokens`` can see are present or computed already."""
+    start, stop = computed_tokens // group.block_tokens, end_tokens // group.block_tokens
+    needed = min(group.window_blocks, stop - start)
+    return needed == 0 or runs[stop - start - 1] >= needed

@@ -1,0 +1,130 @@
+"""All that crosses between the scheduler half and the worker halves: plain dataclasses of plain values.
+
+Scheduler to workers: ``StepPlan``. Workers to scheduler: ``WorkerShape`` once, ``RankReport`` in every step that has
+something to say. ``compat.register_wire_types`` makes vLLM accept them as its own metadata.
+"""
+
+from dataclasses import dataclass, field
+
+Rank = tuple[int, int]
+"""``(pipeline rank, tensor rank)``."""
+
+GroupBlocks = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""``(KV cache group, refs of slots, block ids)``; block ids mean something only together with their group."""
+
+
+@dataclass(frozen=True)
+class PoolAddress:
+    """Where workers find the pool, and which part of each block is theirs."""
+
+    name: str
+    shm_dir: str
+    leader: tuple[int, int]
+    """``(row, epoch)`` of the scheduler's process; workers join it."""
+    parts: dict[Rank, tuple[int | None, ...]]
+    """Part of each rank, by group; ``None``: the rank holds no layer of that group."""
+    savers: frozenset[Rank]
+    """Ranks that copy on save. The others hold identical bytes and acknowledge at once."""
+
+
+@dataclass(frozen=True)
+class LoadJob:
+    """Blocks to copy from leased slots into vLLM's blocks for one request."""
+
+    request_id: str
+    blocks: tuple[GroupBlocks, ...]
+    doomed: bool = False
+    """Copy nothing and report the load as failed, so that vLLM recomputes. There are no refs then, but block ids."""
+
+
+@dataclass(frozen=True)
+class SaveJob:
+    """Blocks to copy into reserved slots once the forward pass of this step has filled them."""
+
+    job_id: int
+    blocks: tuple[GroupBlocks, ...]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What the workers have to do in one step. A job is sent once, in one plan."""
+
+    pool: PoolAddress | None = None
+    loads: tuple[LoadJob, ...] = ()
+    saves: tuple[SaveJob, ...] = ()
+    runs_model: bool = True
+    """False in a step without a forward pass, in which vLLM may leave out the hook that starts saves."""
+    settle: bool = False
+    """Whether nobody steps the engine once it is idle, so that this step has to wait for its own copies."""
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """How one rank holds one KV cache group."""
+
+    part_bytes: int
+    digest: str
+    """Digest of everything that decides what the bytes of a part mean."""
+
+
+@dataclass(frozen=True)
+class WorkerShape:
+    """One rank's layout, sent to the scheduler once after the caches were allocated."""
+
+    rank: Rank
+    host: str
+    """Boot id of the host; ranks of other hosts cannot map the same pool."""
+    groups: tuple[GroupShape, ...] = ()
+    problem: str | None = None
+    """Why this rank cannot take part, as one sentence."""
+
+
+@dataclass(frozen=True)
+class SaveOutcome:
+    """How one save job ended on one rank, or on several after ``merge``."""
+
+    ranks: int
+    failed: frozenset[int]
+    """Refs that were not copied by at least one of them."""
+    seconds: float
+
+    def merge(self, other: "SaveOutcome") -> "SaveOutcome":
+        """Outcome on the ranks of both."""
+        return SaveOutcome(self.ranks + other.ranks, self.failed | other.failed, max(self.seconds, other.seconds))
+
+
+@dataclass(frozen=True)
+class LoadOutcome:
+    """How one load ended on one rank, or on several after ``merge``."""
+
+    ok: bool
+    failed: frozenset[int]
+    """Refs that could not be copied by at least one of them; may be empty if the load failed as a whole."""
+    seconds: float
+
+    def merge(self, other: "LoadOutcome") -> "LoadOutcome":
+        """Outcome on the ranks of both."""
+        ok = self.ok and other.ok
+        return LoadOutcome(ok, self.failed | other.failed, max(self.seconds, other.seconds))
+
+
+@dataclass
+class RankReport:
+    """What finished on one rank since its last report. vLLM adds the reports of all ranks up with ``aggregate``."""
+
+    saves: dict[int, SaveOutcome] = field(default_factory=dict)
+    loads: dict[str, LoadOutcome] = field(default_factory=dict)
+    problem: str | None = None
+    """Why this rank can copy nothing any more, as one sentence."""
+
+    def aggregate(self, other: "RankReport") -> "RankReport":
+        """Sum of both reports; neither is changed, since vLLM may still be sending one of them."""
+        total = RankReport(dict(self.saves), dict(self.loads), self.problem or other.problem)
+        for job_id, save in other.saves.items():
+            total.saves[job_id] = total.saves[job_id].merge(save) if job_id in total.saves else save
+        for request_id, load in other.loads.items():
+            total.loads[request_id] = total.loads[request_id].merge(load) if request_id in total.loads else load
+        return total
+
+    def __bool__(self) -> bool:
+        return bool(self.saves or self.loads or self.problem)

@@ -1,0 +1,144 @@
+"""The pool and the namespaces of one engine, on the scheduler's side.
+
+The pool is opened when the engine starts. Namespaces come later: their size is known once every worker has reported
+its layout, and their fingerprint once vLLM has seeded its block hashes and the weights have been sampled. Until then
+there is nothing to find, and nobody waits.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from pegaflow.connector.geometry import Geometry
+from pegaflow.connector.log import logger
+from pegaflow.connector.metadata import PoolAddress, Rank, WorkerShape
+from pegaflow.errors import PegaFlowError
+from pegaflow.keys import fingerprint
+
+if TYPE_CHECKING:
+    from pegaflow._native import Namespace, Pool
+
+READY_WAIT_SECONDS_MAX = 3.0
+"""How long requests may be put off, counted from the first, until namespaces are ready."""
+
+
+class Identity(Protocol):
+    """What the fingerprint is made of."""
+
+    label: str
+    """Name of the model for people; not part of the fingerprint."""
+
+    def factors(self) -> Mapping[str, object] | None:
+        """Everything that changes bytes, except layouts; ``None`` while some of it is not known yet."""
+        ...
+
+
+class Store:
+    """Pool and namespaces, or the reason why there are none."""
+
+    def __init__(self, pool: "Pool | None", geometry: Geometry, identity: Identity, ranks: int, replicas: int) -> None:
+        """``ranks``: TP x PP workers. ``replicas``: consecutive tensor ranks that hold identical bytes."""
+        self.pool = pool
+        self.off: str | None = None
+        """Why the cache is off; ``None`` while it works."""
+        self._geometry = geometry
+        self._identity = identity
+        self._ranks = ranks
+        self._replicas = replicas
+        self._shapes: dict[Rank, WorkerShape] = {}
+        self._namespaces: dict[int, Namespace] | None = None
+        self._address: PoolAddress | None = None
+        self._first_asked: float | None = None
+        if geometry.problem:
+            self.turn_off(geometry.problem + ".")
+
+    def turn_off(self, reason: str) -> None:
+        """From now on nothing hits and nothing is saved. Said once."""
+        if self.off is None:
+            self.off = reason
+            logger.error("PegaFlow is off, vLLM goes on without it: %s", reason)
+
+    def set_shapes(self, shapes: Mapping[Rank, WorkerShape]) -> None:
+        """Take the layouts that the workers reported. May come again after a sleep, with the same layouts."""
+        if shapes == self._shapes:
+            return
+        self._shapes = dict(shapes)
+        self._namespaces = self._address = None
+        problem = self._shape_problem()
+        if problem:
+            self.turn_off(problem)
+
+    def namespaces(self) -> "Mapping[int, Namespace] | None":
+        """Namespaces by group; ``None`` if there are none, or none yet."""
+        if self._namespaces is None and self.off is None:
+            self._create()
+        return None if self.off else self._namespaces
+
+    def worth_waiting(self) -> bool:
+        """Whether a request that finds no namespaces should ask again in the next step. Bounded in time."""
+        if self.off or not self._shapes:
+            return False
+        now = time.monotonic()
+        if self._first_asked is None:
+            self._first_asked = now
+        return now - self._first_asked < READY_WAIT_SECONDS_MAX
+
+    def address(self) -> PoolAddress | None:
+        """What workers need to open the pool; ``None`` before namespaces exist."""
+        return self._address
+
+    def close(self) -> None:
+        """Leave the pool. Idempotent."""
+        pool, self.pool = self.pool, None
+        if self.off is None:
+            self.off = "the engine has shut down."
+        if pool is not None:
+            pool.close()
+
+    def _shape_problem(self) -> str | None:
+        for shape in self._shapes.values():
+            if shape.problem:
+                return shape.problem
+        if len(self._shapes) != self._ranks:
+            return f"only {len(self._shapes)} of {self._ranks} workers reported how they hold the KV cache."
+        if len({shape.host for shape in self._shapes.values()}) > 1:
+            return "workers on several hosts cannot share one pool yet."
+        for rank, shape in self._shapes.items():
+            if shape.groups != self._shapes[self._saver_of(rank)].groups:
+                return "ranks that should hold identical KV caches report different layouts."
+        return None
+
+    def _saver_of(self, rank: Rank) -> Rank:
+        return rank[0], rank[1] - rank[1] % self._replicas
+
+    def _create(self) -> None:
+        pool, shapes = self.pool, self._shapes
+        factors = self._identity.factors() if pool is not None and shapes else None
+        if factors is None:
+            return
+        assert pool is not None
+        savers = sorted({self._saver_of(rank) for rank in shapes})
+        layouts = [[[shape.part_bytes, shape.digest] for shape in shapes[rank].groups] for rank in savers]
+        key = fingerprint({**factors, "layouts": layouts, "ranks": savers})
+        namespaces = {}
+        parts: dict[Rank, list[int | None]] = {rank: [] for rank in savers}
+        try:
+            for position, group in enumerate(self._geometry.groups):
+                sizes: list[int] = []
+                for rank in savers:
+                    size = shapes[rank].groups[position].part_bytes
+                    parts[rank].append(len(sizes) if size else None)
+                    sizes += [size] if size else []
+                namespaces[group.index] = pool.namespace(key, group.index, sizes, label=self._identity.label)
+                pool.grow_ahead(namespaces[group.index])
+        except PegaFlowError as error:
+            self.turn_off(str(error))
+            return
+        by_rank = {rank: tuple(parts[self._saver_of(rank)]) for rank in shapes}
+        self._address = PoolAddress(pool.name, pool.shm_dir, pool.member(), by_rank, frozenset(savers))
+        self._namespaces = namespaces
+        block_bytes = sum(namespace.block_bytes for namespace in namespaces.values())
+        logger.info(
+            "PegaFlow: pool %s at %s (%.1f GB), %d KV cache group(s) of %d bytes per block in all, namespace %s.",
+            pool.name, pool.path, pool.pool_bytes / 1e9, len(namespaces), block_bytes, key.hex()[:16],
+        )  # fmt: skip

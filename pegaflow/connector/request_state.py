@@ -1,0 +1,146 @@
+"""What the scheduler half remembers of each request: one phase, and what the request holds in the pool.
+
+    QUEUED --offer--> OFFERED --start_load--> LOADING --end_load--> QUEUED
+       ^                 |                       |
+       +----withdraw-----+                    finish --> ORPHANED --end_load--> forgotten
+
+Every event is allowed in every phase; ``finish`` in any phase but LOADING forgets the request at once. vLLM keeps the
+blocks of a request that was aborted while loading, so the load goes on without it (ORPHANED) and its leases are held
+until all ranks have reported.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from pegaflow.connector.matching import Need
+from pegaflow.connector.metadata import LoadOutcome
+
+
+class Phase(Enum):
+    """Where a request stands."""
+
+    QUEUED = "queued or running"
+    OFFERED = "blocks leased, not allocated yet"
+    LOADING = "blocks on their way"
+    ORPHANED = "finished while blocks are on their way"
+
+
+@dataclass
+class Offer:
+    """Blocks of the pool that are leased for a request."""
+
+    computed_tokens: int
+    """Tokens on the device when the offer was made; the offer holds only for this number."""
+    sequence_tokens: int
+    """Length of the sequence when the offer was made."""
+    hit_tokens: int
+    leases: dict[Need, list[int]]
+    """Refs of the leased blocks ``need.start <= block < need.stop``."""
+    void: bool = False
+    """The cache was reset since. vLLM may hold us to the offer all the same; then the load has to fail."""
+
+    @property
+    def external_tokens(self) -> int:
+        """Tokens that the offer adds to those on the device."""
+        return self.hit_tokens - self.computed_tokens
+
+    def refs(self) -> list[int]:
+        """All leases."""
+        return [ref for refs in self.leases.values() for ref in refs]
+
+
+@dataclass
+class RequestState:
+    """One request."""
+
+    request: Any
+    """vLLM's request; read, never changed."""
+    bypass: bool = False
+    """Neither loaded nor saved (see ``compat.bypasses_cache``)."""
+    phase: Phase = Phase.QUEUED
+    offer: Offer | None = None
+    """Leases held in OFFERED, LOADING and ORPHANED."""
+    may_load: bool = True
+    """False after a failed load: a recomputed request must not meet the same block again."""
+    saved_blocks: dict[int, int] = field(default_factory=dict)
+    """By group: blocks before this one are in the pool, on their way there, or given up."""
+    tables: tuple[list[int], ...] | None = None
+    """Block table as far as reconstructed, where vLLM does not hand it out."""
+    load_outcome: LoadOutcome | None = None
+    """What the ranks that are done reported of the load in flight."""
+    load_started: float = 0.0
+    load_overdue: bool = False
+
+
+class RequestTable:
+    """All requests that vLLM has not finished, and those that finished while loading."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, RequestState] = {}
+        self.loading = 0
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._states.values())
+
+    def get(self, request_id: str) -> RequestState | None:
+        """State of a request that is known."""
+        return self._states.get(request_id)
+
+    def ensure(self, request: Any, bypass: bool = False) -> RequestState:
+        """State of ``request``, created at first sight. A request that vLLM replaced under its id is taken over."""
+        state = self._states.get(request.request_id)
+        if state is None:
+            state = self._states[request.request_id] = RequestState(request, bypass)
+        state.request = request
+        return state
+
+    def make_offer(self, state: RequestState, offer: Offer) -> None:
+        """QUEUED to OFFERED."""
+        assert state.phase is Phase.QUEUED
+        state.phase, state.offer = Phase.OFFERED, offer
+
+    def withdraw(self, state: RequestState) -> list[int]:
+        """End an offer that was not taken up. Returns the leases to release; none in other phases."""
+        if state.phase is not Phase.OFFERED:
+            return []
+        assert state.offer is not None
+        refs = state.offer.refs()
+        state.phase, state.offer = Phase.QUEUED, None
+        return refs
+
+    def start_load(self, state: RequestState, now: float) -> None:
+        """OFFERED to LOADING."""
+        assert state.phase is Phase.OFFERED
+        state.phase, state.load_started, state.load_overdue = Phase.LOADING, now, False
+        state.load_outcome = None
+        self.loading += 1
+
+    def end_load(self, request_id: str) -> tuple[RequestState, list[int]] | None:
+        """All ranks have reported. Returns the state and the leases to release; ``None`` if nothing was loading."""
+        state = self._states.get(request_id)
+        if state is None or state.phase not in (Phase.LOADING, Phase.ORPHANED):
+            return None
+        assert state.offer is not None
+        refs = state.offer.refs()
+        self.loading -= 1
+        if state.phase is Phase.ORPHANED:
+            del self._states[request_id]
+        state.phase, state.offer = Phase.QUEUED, None
+        return state, refs
+
+    def finish(self, request_id: str) -> list[int]:
+        """vLLM is done with the request. Returns the leases to release now."""
+        state = self._states.get(request_id)
+        if state is None or state.phase is Phase.ORPHANED:
+            return []
+        if state.phase is Phase.LOADING:
+            state.phase = Phase.ORPHANED
+            return []
+        refs = self.withdraw(state)
+        del self._states[request_id]
+        return refs

@@ -1,0 +1,204 @@
+"""Saves, as the scheduler sees them: which full blocks are worth copying, and what became of them.
+
+A block is reserved in the pool and pinned in vLLM's block pool, copied by all ranks after the forward pass that filled
+it, and published when the last rank has reported. Nobody can see it before.
+"""
+
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pegaflow.connector.geometry import Geometry, Group
+from pegaflow.connector.log import logger
+from pegaflow.connector.metadata import GroupBlocks, SaveJob, SaveOutcome
+from pegaflow.connector.namespaces import Store
+from pegaflow.connector.pins import Pins, frees_soon
+from pegaflow.connector.request_state import RequestState
+from pegaflow.keys import group_keys
+from pegaflow.metrics import Recorder
+
+if TYPE_CHECKING:
+    from pegaflow._native import Namespace
+
+Tables = Sequence[Sequence[int]]
+"""Block ids of a request, by group; 0 is the null block."""
+
+
+@dataclass
+class _Job:
+    refs: list[int]
+    keys: list[tuple[int, bytes]]
+    pins: list[Any]
+    ranks_left: int
+    started: float
+    failed: set[int] = field(default_factory=set)
+    seconds: float = 0.0
+
+
+class Saves:
+    """All save jobs in flight."""
+
+    def __init__(
+        self, geometry: Geometry, store: Store, pins: Pins, recorder: Recorder, ranks: int, overdue_seconds: float
+    ) -> None:
+        self._geometry = geometry
+        self._store = store
+        self._pins = pins
+        self._recorder = recorder
+        self._ranks = ranks
+        self._overdue_seconds = overdue_seconds
+        self._jobs: dict[int, _Job] = {}
+        self._ids = itertools.count(1)
+        self._keys_in_flight: set[tuple[int, bytes]] = set()
+        self._late: list[SaveJob] = []
+
+    @property
+    def pending(self) -> int:
+        """Jobs whose blocks are still pinned."""
+        return len(self._jobs)
+
+    def frees_soon(self) -> bool:
+        """Whether waiting a step may bring blocks back."""
+        return frees_soon(next(iter(self._jobs.values())).started if self._jobs else None)
+
+    def plan(self, state: RequestState, tables: Tables, computed_tokens: int) -> SaveJob | None:
+        """Job for the blocks of a request that are full once ``computed_tokens`` tokens are computed.
+
+        Blocks that are in the pool already, on their way there, or outside a window are left out. Each block is looked
+        at once, except those that found no room: they are tried again the next time.
+        """
+        namespaces = self._store.namespaces()
+        if namespaces is None or state.bypass:
+            return None
+        blocks: list[GroupBlocks] = []
+        keys: list[tuple[int, bytes]] = []
+        room = self._pins.room
+        for position, group in enumerate(self._geometry.groups):
+            chosen = self._reserve(namespaces[group.index], group, state, tables[position], computed_tokens, room)
+            if chosen:
+                room -= len(chosen)
+                refs, ids, group_keys_chosen = zip(*chosen, strict=True)
+                blocks.append((group.index, refs, ids))
+                keys += [(group.index, key) for key in group_keys_chosen]
+        if not blocks:
+            return None
+        refs_all = [ref for _, refs, _ in blocks for ref in refs]
+        pinned: list[Any] = []
+        try:
+            pinned = self._pins.pin([block_id for _, _, ids in blocks for block_id in ids])
+        finally:
+            if not pinned and self._store.pool is not None:
+                self._store.pool.abort(refs_all)
+        job_id = next(self._ids)
+        self._jobs[job_id] = _Job(refs_all, keys, pinned, self._ranks, time.monotonic())
+        self._keys_in_flight.update(keys)
+        return SaveJob(job_id, tuple(blocks))
+
+    def plan_late(self, state: RequestState, tables: Tables, computed_tokens: int) -> None:
+        """Like ``plan`` for a request that ends now: its blocks go out with the next step."""
+        job = self.plan(state, tables, computed_tokens)
+        if job is not None:
+            self._late.append(job)
+
+    def take_late(self) -> list[SaveJob]:
+        """Jobs of requests that ended since the last step."""
+        jobs, self._late = self._late, []
+        return jobs
+
+    def reported(self, job_id: int, outcome: SaveOutcome) -> None:
+        """Take the report of some ranks; a job that all ranks reported is published and unpinned."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return
+        job.ranks_left -= outcome.ranks
+        job.failed |= outcome.failed
+        job.seconds = max(job.seconds, outcome.seconds)
+        if job.ranks_left <= 0:
+            self._complete(self._jobs.pop(job_id))
+
+    def watch(self) -> None:
+        """Give up jobs that take too long: their slots go into quarantine, their pins are released.
+
+        Nothing will ever be published from them, so it does no harm that vLLM may overwrite the blocks meanwhile.
+        """
+        latest_start = time.monotonic() - self._overdue_seconds
+        while self._jobs and next(iter(self._jobs.values())).started < latest_start:
+            job = self._jobs.pop(next(iter(self._jobs)))
+            logger.error("PegaFlow: a save has not ended after %.0f s and is given up.", self._overdue_seconds)
+            self._recorder.count("save_failure")
+            self._abandon(job)
+
+    def abandon_all(self) -> None:
+        """The engine stops: what is not finished will not be. Workers may still be copying."""
+        self._late.clear()
+        for job in self._jobs.values():
+            self._abandon(job)
+        self._jobs.clear()
+
+    def _reserve(
+        self,
+        namespace: "Namespace",
+        group: Group,
+        state: RequestState,
+        table: Sequence[int],
+        computed_tokens: int,
+        room: int,
+    ) -> list[tuple[int, int, bytes]]:
+        """``(ref, block id, key)`` of each block of one group that is to be copied."""
+        confirmed = computed_tokens - 1 if self._geometry.lookahead else computed_tokens
+        keys = group_keys(state.request.block_hashes, group.hashes_per_block)
+        start = state.saved_blocks.get(group.index, 0)
+        stop = min(confirmed // group.block_tokens, len(keys), len(table))
+        if start >= stop:
+            return []
+        present = namespace.contains(keys[start:stop])
+        wanted = [
+            block
+            for block in range(start, stop)
+            if table[block] != 0
+            and not present[block - start]
+            and (group.index, keys[block]) not in self._keys_in_flight
+        ]
+        reserved = self._reserve_slots(namespace, keys, wanted[:room]) if room else []
+        first_left = next((block for block in wanted if block not in reserved), stop)
+        state.saved_blocks[group.index] = first_left
+        taken = [(ref, table[block], keys[block]) for block, ref in reserved.items() if block < first_left]
+        surplus = [ref for block, ref in reserved.items() if block >= first_left]
+        if surplus and self._store.pool is not None:
+            self._store.pool.abort(surplus)
+        self._recorder.count("save_blocks_deferred", sum(block >= first_left for block in wanted))
+        return taken
+
+    @staticmethod
+    def _reserve_slots(namespace: "Namespace", keys: Sequence[bytes], wanted: Iterable[int]) -> dict[int, int]:
+        """Refs by block, for those that got a slot."""
+        blocks = list(wanted)
+        parents = [keys[block - 1] if block else None for block in blocks]
+        slots = namespace.reserve([keys[block] for block in blocks], parents=parents)
+        return {blocks[index]: ref for index, ref in slots}
+
+    def _complete(self, job: _Job) -> None:
+        self._keys_in_flight.difference_update(job.keys)
+        pool = self._store.pool
+        try:
+            if pool is not None:
+                pool.publish([ref for ref in job.refs if ref not in job.failed])
+                pool.abort([ref for ref in job.refs if ref in job.failed])
+            if job.failed:
+                self._recorder.count("save_failure")
+            else:
+                self._recorder.count("save_success")
+                self._recorder.observe("save_duration_seconds", job.seconds)
+                self._recorder.observe("save_blocks", len(job.refs))
+        finally:
+            self._pins.unpin(job.pins)
+
+    def _abandon(self, job: _Job) -> None:
+        self._keys_in_flight.difference_update(job.keys)
+        try:
+            if self._store.pool is not None:
+                self._store.pool.quarantine(job.refs)
+        finally:
+            self._pins.unpin(job.pins)

@@ -1,0 +1,166 @@
+"""The scheduler's half: decides what to load and what to save. Never touches tensors and never waits.
+
+It sees requests, hashes and block ids; it talks to the pool's index and to vLLM's block pool. What the workers have to
+copy goes out in a ``StepPlan``, and what they copied comes back in a ``RankReport``.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from pegaflow.config import ConnectorConfig
+from pegaflow.connector.geometry import Geometry
+from pegaflow.connector.guard import Guard
+from pegaflow.connector.loads import MISS, Answer, Loads
+from pegaflow.connector.log import logger
+from pegaflow.connector.metadata import RankReport, SaveJob, StepPlan
+from pegaflow.connector.namespaces import Store
+from pegaflow.connector.pins import Pins
+from pegaflow.connector.request_state import Phase, RequestState, RequestTable
+from pegaflow.connector.saves import Saves
+from pegaflow.metrics import Recorder
+
+Scheduled = Iterable[tuple[RequestState, Sequence[Sequence[int]], int]]
+"""``(state, block table by group, tokens computed after the step)`` of the requests in a step."""
+
+
+class SchedulerHalf:
+    """All state of one engine on the scheduler's side."""
+
+    def __init__(
+        self,
+        config: ConnectorConfig,
+        geometry: Geometry,
+        store: Store,
+        recorder: Recorder,
+        *,
+        ranks: int,
+        settle: bool = False,
+        bypasses: Callable[[Any], bool] = lambda request: False,
+    ) -> None:
+        """``ranks``: workers that report each job. ``settle``: see ``StepPlan.settle``. ``bypasses`` tells requests that
+        must be left alone."""
+        self.table = RequestTable()
+        self._config = config
+        self._geometry = geometry
+        self._store = store
+        self._recorder = recorder
+        self._settle = settle
+        self._bypasses = bypasses
+        self._pins = Pins()
+        self._bound = False
+        self._guard = Guard(recorder, store.turn_off)
+        overdue_seconds = config.load_timeout_seconds
+        self._loads = Loads(geometry, store, self.table, recorder, overdue_seconds)
+        self._saves = Saves(geometry, store, self._pins, recorder, ranks, overdue_seconds)
+
+    def bind_block_pool(self, block_pool: Any) -> None:
+        """vLLM's block pool, in which blocks are pinned while they are being saved."""
+        self._pins.bind(block_pool)
+        self._bound = True
+
+    def add_request(self, request: Any) -> None:
+        """vLLM has taken a new request on."""
+        self.table.ensure(request, self._bypasses(request))
+
+    def match(self, request: Any, computed_tokens: int, skips_reading: bool) -> Answer:
+        """``(tokens beyond computed_tokens, asynchronous)``; ``(None, False)``: ask again in the next step."""
+        state = self.table.ensure(request, self._bypasses(request))
+        if not self._config.reads or state.bypass or skips_reading or self._store.off:
+            return MISS
+        return self._loads.match(state, computed_tokens)
+
+    def allocated(self, request: Any, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
+        """vLLM has allocated blocks; ``external_tokens`` of them are to be loaded, perhaps fewer than offered."""
+        state = self.table.ensure(request, self._bypasses(request))
+        self._loads.allocated(state, self._select(tables), external_tokens)
+
+    def plan(self, scheduled: Callable[[], Scheduled], runs_model: bool) -> StepPlan:
+        """What the workers have to do in this step. Loads are never lost, whatever goes wrong with saves."""
+        loads = self._loads.take_jobs()
+        saves = self._saves.take_late()
+        self._guard.run("watching copies", None, self._watch)
+        if self._bound and not self._store.off:
+            self._guard.run("planning saves", None, lambda: self._plan_saves(scheduled(), saves))
+        if not loads and not saves:
+            return StepPlan(runs_model=runs_model)
+        return StepPlan(self._store.address(), loads, tuple(saves), runs_model, self._settle)
+
+    def update(self, report: RankReport | None, received: Collection[str]) -> None:
+        """Take what the workers finished: ``report`` of some or all ranks, ``received``: loads that all ranks ended."""
+        run = self._guard.run
+        if report is not None:
+            if report.problem:
+                self._store.turn_off(report.problem)
+            for request_id, load in report.loads.items():
+                run("booking a load", None, partial(self._loads.reported, request_id, load))
+            for job_id, save in report.saves.items():
+                run("publishing a save", None, partial(self._saves.reported, job_id, save))
+        for request_id in received:
+            run("ending a load", None, partial(self._loads.finished, request_id))
+        self._recorder.gauge("pending_save_requests", self._saves.pending)
+        self._recorder.gauge("pinned_blocks", self._pins.count)
+
+    def finish_request(self, request: Any, tables: Sequence[Sequence[int]], sound: bool) -> None:
+        """vLLM is done with a request and frees its blocks right after this.
+
+        ``sound``: whether the blocks hold what the request computed; False for a request that ended in an error.
+        """
+        state = self.table.get(request.request_id)
+        if state is None:
+            return
+        savable = state.phase is Phase.QUEUED and sound and state.may_load
+        if savable and self._bound and not self._settle and not self._store.off:
+            # Tokens that were still unconfirmed in the last step are final now. The last one was never computed.
+            computed_tokens = min(int(request.num_computed_tokens), int(request.num_tokens) - 1)
+            tables = self._select(tables)
+            late = partial(self._saves.plan_late, state, tables, computed_tokens)
+            self._guard.run("saving the end of a request", None, late)
+        self._loads.request_finished(request.request_id)
+
+    def has_pending_saves(self) -> bool:
+        """Whether vLLM has to keep stepping so that saves come to their end."""
+        return self._saves.pending > 0
+
+    def frees_soon(self) -> bool:
+        """Whether vLLM may wait a step for pinned blocks instead of preempting a request."""
+        return self._saves.frees_soon()
+
+    def reset(self) -> bool:
+        """Forget everything cached for this model. False if a load in flight may still bring old blocks back."""
+        # Requests that are under way hold old blocks and would save them again.
+        for state in self.table:
+            if int(getattr(state.request, "num_computed_tokens", 0)) > 0:
+                state.bypass = True
+        self._loads.void_offers()
+        namespaces = self._store.namespaces()
+        for namespace in (namespaces or {}).values():
+            namespace.reset()
+        return self.table.loading == 0
+
+    def shutdown(self) -> None:
+        """Leave the pool. What is still being copied is never published. Idempotent."""
+        self._guard.run("giving up saves", None, self._saves.abandon_all)
+        self._store.close()
+
+    def _select(self, tables: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Tables of the groups that take part."""
+        return [tables[group.index] for group in self._geometry.groups]
+
+    def _plan_saves(self, scheduled: Scheduled, saves: list[SaveJob]) -> None:
+        for state, tables, computed_tokens in scheduled:
+            if state.phase is not Phase.QUEUED:
+                continue
+            job = self._saves.plan(state, self._select(tables), computed_tokens)
+            if job is not None:
+                saves.append(job)
+
+    def _watch(self) -> None:
+        self._loads.watch()
+        self._saves.watch()
+
+
+def log_notes(config: ConnectorConfig) -> None:
+    """Say once what the configuration has to say."""
+    for note in config.notes:
+        logger.info("PegaFlow: %s", note)

@@ -1,0 +1,173 @@
+"""A worker's half: copies what the plan says and reports what is done. Never searches the index.
+
+One rank of one engine. vLLM calls from one thread; the copies run on the engine's own threads and are polled once per
+step.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pegaflow.connector.copies import Copies, NativeTypes, Task
+from pegaflow.connector.guard import Guard
+from pegaflow.connector.layout import GroupLayout
+from pegaflow.connector.log import logger
+from pegaflow.connector.metadata import (
+    GroupBlocks,
+    GroupShape,
+    LoadOutcome,
+    PoolAddress,
+    Rank,
+    RankReport,
+    SaveOutcome,
+    StepPlan,
+    WorkerShape,
+)
+from pegaflow.errors import PegaFlowError, PoolBusy
+
+if TYPE_CHECKING:
+    from pegaflow._native import KVLayout
+
+SETTLE_SECONDS_MAX = 2.0
+"""Longest wait for saves of an engine that nobody steps once it is idle."""
+
+DRAIN_SECONDS_MAX = 30.0
+"""Longest wait for copies before the caches are unmapped for sleep."""
+
+
+class WorkerHalf:
+    """All state of one rank."""
+
+    def __init__(self, rank: Rank, host: str, native: NativeTypes, guard: Guard, *, by_block: bool) -> None:
+        """``by_block``: failed loads are reported by block ids, which mean something in a single group only."""
+        self._rank = rank
+        self._host = host
+        self._native = native
+        self._guard = guard
+        self._by_block = by_block
+        self._copies: Copies | None = None
+        self._group_layouts: dict[int, GroupLayout] = {}
+        self._layouts: dict[int, KVLayout] = {}
+        self._blocks = 0
+        self._keep_alive: object = None
+        self._problem: str | None = "the KV caches of a worker were never registered."
+        self._problem_reported = False
+        self._loads_started: StepPlan | None = None
+        self._saves_started: StepPlan | None = None
+        self._ended: list[Task] = []
+        self._invalid_blocks: set[int] = set()
+        self._report = RankReport()
+
+    def register(self, layouts: Mapping[int, GroupLayout], blocks: int, keep_alive: object) -> None:
+        """Take the caches: regions by group in the order of groups, and whatever keeps their memory alive."""
+        self._group_layouts = dict(layouts)
+        self._blocks, self._keep_alive, self._problem = blocks, keep_alive, None
+        self.restore()
+
+    def refuse(self, problem: str) -> None:
+        """This rank cannot take part."""
+        self._problem = problem
+
+    def shape(self) -> WorkerShape:
+        """What the scheduler has to know of this rank."""
+        groups = tuple(GroupShape(layout.part_bytes, layout.digest) for layout in self._group_layouts.values())
+        return WorkerShape(self._rank, self._host, groups, self._problem)
+
+    def unregister(self) -> None:
+        """The caches go away (sleep). vLLM has drained all transfers; should some still run, they are waited for.
+
+        Raises ``PoolBusy`` if they do not end: memory that is being copied must not be unmapped.
+        """
+        if self._copies is not None and not self._copies.drain(DRAIN_SECONDS_MAX):
+            raise PoolBusy("copies are still running, so the KV caches cannot be unmapped: retry.")
+        self._layouts = {}
+
+    def restore(self) -> None:
+        """The caches are there (again), at the same addresses."""
+        self._layouts = {
+            group: self._native.layout(layout.regions, self._blocks)
+            for group, layout in self._group_layouts.items()
+            if layout.regions
+        }
+
+    def shutdown(self) -> None:
+        """Finish what is queued and leave the pool. Idempotent."""
+        copies, self._copies = self._copies, None
+        self._problem, self._problem_reported = self._problem or "the worker has shut down.", True
+        if copies is not None:
+            copies.close()
+
+    def start_loads(self, plan: StepPlan) -> None:
+        """Start the plan's loads, once. vLLM waits for each of them, so each will end, if only as failed."""
+        if plan is self._loads_started:
+            return
+        self._loads_started = plan
+        for job in plan.loads:
+            self._start(Task(load=job.request_id), job.blocks, plan.pool, doomed=job.doomed)
+
+    def start_saves(self, plan: StepPlan) -> None:
+        """Start the plan's saves, once; the forward pass has filled their blocks."""
+        if plan is self._saves_started:
+            return
+        self._saves_started = plan
+        for job in plan.saves:
+            self._start(Task(save=job.job_id), job.blocks, plan.pool)
+
+    def poll(self, settle: bool = False) -> tuple[set[str], set[str]]:
+        """``(ended, failed)`` loads since the last call, the failed ones in both. ``settle``: wait for saves."""
+        copies = self._copies
+        if copies is not None:
+            self._guard.run("starting loads", None, lambda: copies.retry(self._layouts))
+            if settle:
+                copies.settle(SETTLE_SECONDS_MAX)
+            self._ended += copies.poll()
+        received: set[str] = set()
+        failed: set[str] = set()
+        ended, self._ended = self._ended, []
+        for task in ended:
+            failed_refs = frozenset(task.failed_refs)
+            if task.save is not None:
+                self._report.saves[task.save] = SaveOutcome(1, failed_refs, task.seconds)
+            elif task.load is not None:
+                self._report.loads[task.load] = LoadOutcome(task.ok, failed_refs, task.seconds)
+                received.add(task.load)
+                if not task.ok:
+                    failed.add(task.load)
+                    self._invalid_blocks |= task.failed_blocks if self._by_block else set()
+        return received, failed
+
+    def take_invalid_blocks(self) -> set[int]:
+        """Ids of blocks that could not be loaded since the last call."""
+        blocks, self._invalid_blocks = self._invalid_blocks, set()
+        return blocks
+
+    def take_report(self) -> RankReport | None:
+        """What ended since the last call, or ``None``."""
+        if self._problem and not self._problem_reported:
+            self._report.problem, self._problem_reported = self._problem, True
+        if not self._report:
+            return None
+        report, self._report = self._report, RankReport()
+        return report
+
+    def _start(
+        self, task: Task, blocks: tuple[GroupBlocks, ...], address: PoolAddress | None, doomed: bool = False
+    ) -> None:
+        copies = None if doomed else self._attached(address)
+        if copies is None:
+            for _, refs, block_ids in blocks:
+                task.fail(refs, block_ids)
+            self._ended.append(task)
+            return
+        self._guard.run("starting a copy", None, lambda: copies.start(task, blocks, self._layouts))
+
+    def _attached(self, address: PoolAddress | None) -> Copies | None:
+        """This rank's copies, opened at the first job; ``None`` if it can copy nothing."""
+        if self._copies is None and self._problem is None:
+            try:
+                if address is None or self._rank not in address.parts:
+                    raise PegaFlowError("the job came without the pool's address.")
+                self._copies = Copies.open(self._native, address, self._rank, list(self._group_layouts))
+            except PegaFlowError as error:
+                self._problem = f"a worker cannot use the pool: {error}"
+                logger.error("PegaFlow: %s", self._problem)
+        return self._copies if self._problem is None else None

@@ -1,0 +1,88 @@
+"""What the connector counts, and under which names Prometheus shows it.
+
+The recorders are plain data: they cross from workers to the scheduler and on to the API server.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SAMPLES_MAX = 4_096
+"""Samples kept per histogram between two reports; more are dropped, so that nothing grows without bound."""
+
+COUNTERS = {
+    "load_success": "Requests whose blocks were all loaded from the pool.",
+    "load_failure": "Requests for which at least one block could not be loaded and is recomputed.",
+    "save_success": "Save jobs whose blocks all became visible in the pool.",
+    "save_failure": "Save jobs of which at least one block did not become visible in the pool.",
+    "save_blocks_deferred": "Times that a full block found no room and was left for a later step.",
+    "hook_errors": "Exceptions that were turned into a miss instead of reaching vLLM.",
+}
+HISTOGRAMS = {
+    "load_duration_seconds": "Seconds from the start of a load to its last byte.",
+    "load_blocks": "Blocks per load.",
+    "save_duration_seconds": "Seconds from the start of a save to its last byte.",
+    "save_blocks": "Blocks per save job.",
+}
+GAUGES = {
+    "pending_save_requests": "Save jobs that are not finished yet.",
+    "pinned_blocks": "Blocks of vLLM's block pool that are held until they are saved.",
+}
+SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+BLOCK_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+def prometheus_name(key: str) -> str:
+    """Name of a metric as it is registered; Prometheus adds ``_total`` to counters."""
+    return f"vllm:pega_{key}"
+
+
+def buckets(key: str) -> tuple[float, ...]:
+    """Upper bounds of a histogram's buckets."""
+    return SECONDS_BUCKETS if key.endswith("_seconds") else BLOCK_BUCKETS
+
+
+@dataclass
+class Recorder:
+    """Counts of one process since they were last taken. Not thread-safe: one thread owns it."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    gauges: dict[str, int] = field(default_factory=dict)
+    _reported: dict[str, int] = field(default_factory=dict)
+
+    def count(self, key: str, by: int = 1) -> None:
+        """Add to a counter."""
+        if by:
+            self.counters[key] = self.counters.get(key, 0) + by
+
+    def observe(self, key: str, value: float) -> None:
+        """Add a sample to a histogram."""
+        values = self.samples.setdefault(key, [])
+        if len(values) < SAMPLES_MAX:
+            values.append(value)
+
+    def gauge(self, key: str, value: int) -> None:
+        """Set a gauge; unchanged values are not reported again."""
+        if self._reported.get(key) != value:
+            self.gauges[key] = value
+            self._reported[key] = value
+
+    def take(self) -> dict[str, Any] | None:
+        """Everything since the last call as fresh plain data, or ``None`` if nothing happened."""
+        if not (self.counters or self.samples or self.gauges):
+            return None
+        taken = {"counters": self.counters, "samples": self.samples, "gauges": self.gauges}
+        self.counters, self.samples, self.gauges = {}, {}, {}
+        return taken
+
+
+def merge(target: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Add the data of ``other`` (see ``Recorder.take``) to ``target``; of gauges the later one stays."""
+    counters = target.setdefault("counters", {})
+    for key, value in other.get("counters", {}).items():
+        counters[key] = counters.get(key, 0) + value
+    samples = target.setdefault("samples", {})
+    for key, values in other.get("samples", {}).items():
+        samples[key] = (samples.get(key, []) + list(values))[:SAMPLES_MAX]
+    target.setdefault("gauges", {}).update(other.get("gauges", {}))
