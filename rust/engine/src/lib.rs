@@ -2,6 +2,7 @@
 //!
 //! No Python, no CUDA. `docs/shm-format.md` has the bytes, `docs/crash-model.md` what each death leaves behind.
 
+pub mod admin;
 pub mod checksum;
 pub mod config;
 pub mod copy;

@@ -18,7 +18,6 @@ use crate::shm::namespace::Namespace;
 use crate::shm::process::Member;
 use crate::shm::reserve::Pending;
 use crate::shm::stats::Stats;
-use crate::shm::superblock::Superblock;
 
 /// What the background thread is asked to do.
 #[derive(Default)]
@@ -36,7 +35,6 @@ pub(crate) struct Core {
     pub(crate) name: String,
     pub(crate) place: Place,
     pub(crate) control: Control,
-    pub(crate) superblock: Superblock,
     pub(crate) lock_file: LockFile,
     pub(crate) me: Member,
     pub(crate) stats: Stats,
@@ -55,20 +53,12 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(
-        name: &str,
-        place: Place,
-        control: Control,
-        superblock: Superblock,
-        lock_file: LockFile,
-        me: Member,
-    ) -> Self {
+    pub(crate) fn new(name: &str, place: Place, control: Control, lock_file: LockFile, me: Member) -> Self {
         let slots_max = control.geometry().slots_max as usize;
         Self {
             name: name.to_owned(),
             place,
             control,
-            superblock,
             lock_file,
             me,
             stats: Stats::default(),
@@ -110,9 +100,5 @@ impl Core {
     pub(crate) fn wake(&self) {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).awake = true;
         self.bell.notify_all();
-    }
-
-    pub(crate) fn is_remembered(&self, block: BlockRef) -> bool {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&block)
     }
 }

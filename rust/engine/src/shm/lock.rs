@@ -1,8 +1,9 @@
 //! Locks between processes that survive the death of their holder.
 //!
 //! A lock is one word naming the member that holds it. A waiter tries for a bounded time; if the holder turns out to
-//! be dead it takes the lock over with one compare-and-swap, and learns that it did, so that it can repair what the
-//! dead one may have left half done. No futex, no thread ids: the word means the same in every container.
+//! be dead it takes the lock over with one compare-and-swap. Nothing needs repair then: every change made under a lock
+//! is a single store (`index.rs`), or is claimed in a row that the reaper finds (`grow.rs`). No futex, no thread ids: the
+//! word means the same in every container.
 
 use std::time::Instant;
 
@@ -14,8 +15,6 @@ use crate::sync::{AcqRel, Acquire, AtomicU64, Relaxed, Release};
 pub(crate) struct LockGuard<'a> {
     word: &'a AtomicU64,
     mine: u64,
-    /// The previous holder died with the lock.
-    pub(crate) taken_over: bool,
 }
 
 impl Drop for LockGuard<'_> {
@@ -31,7 +30,7 @@ impl Core {
         let mine = self.me.encode();
         for _ in 0..LOCK_SPINS {
             if word.compare_exchange_weak(0, mine, AcqRel, Relaxed).is_ok() {
-                return Some(LockGuard { word, mine, taken_over: false });
+                return Some(LockGuard { word, mine });
             }
             std::hint::spin_loop();
         }
@@ -46,7 +45,7 @@ impl Core {
             let holder = word.load(Acquire);
             if holder == 0 {
                 if word.compare_exchange(0, mine, AcqRel, Relaxed).is_ok() {
-                    break Some(LockGuard { word, mine, taken_over: false });
+                    break Some(LockGuard { word, mine });
                 }
                 continue;
             }
@@ -56,7 +55,7 @@ impl Core {
                 && word.compare_exchange(holder, mine, AcqRel, Relaxed).is_ok()
             {
                 self.stats.locks_taken_over.add(1);
-                break Some(LockGuard { word, mine, taken_over: true });
+                break Some(LockGuard { word, mine });
             }
             if started.elapsed() >= LOCK_WAIT_MAX {
                 self.stats.lock_timeouts.add(1);

@@ -30,6 +30,14 @@ impl Mapping {
         (offset.checked_add(bytes)? <= self.len()).then(|| self.raw.as_mut_ptr().wrapping_add(offset))
     }
 
+    /// Bytes of a slot that is sealed: nobody writes it. For `verify` only, which nobody's data depends on.
+    pub(crate) fn sealed_bytes(&self, offset: usize, bytes: usize) -> Option<&[u8]> {
+        let address = self.address(offset, bytes)?;
+        // SAFETY: inside the mapping, which lives as long as `self`; the caller looked at a sealed slot of a pool that
+        // it was told nobody is changing.
+        Some(unsafe { std::slice::from_raw_parts(address, bytes) })
+    }
+
     /// `count` records at `offset`. Panics outside the mapping: offsets come from a checked geometry.
     pub(crate) fn records<T: Shared>(&self, offset: usize, count: usize) -> &[T] {
         let address = self.address(offset, count * size_of::<T>()).expect("table inside the mapping").cast::<T>();

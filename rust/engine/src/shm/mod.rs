@@ -1,9 +1,9 @@
 //! The pool in shared memory. `docs/shm-format.md` has the bytes, `docs/crash-model.md` the deaths.
 
-mod clock;
+pub(crate) mod clock;
 pub(crate) mod control;
 pub(crate) mod core;
-mod evict;
+pub(crate) mod evict;
 pub(crate) mod extent;
 pub(crate) mod file;
 mod fork;
@@ -15,7 +15,7 @@ mod lease;
 pub(crate) mod liveness;
 mod lock;
 mod maintenance;
-mod mapping;
+pub(crate) mod mapping;
 pub mod names;
 pub(crate) mod namespace;
 mod open;
@@ -27,7 +27,7 @@ mod rebuild;
 mod recency;
 mod reserve;
 mod retire;
-mod rows;
+pub(crate) mod rows;
 mod space;
 pub(crate) mod state;
 mod stats;

@@ -37,17 +37,20 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
         check_dir(&dir)?
     }
     let path = dir.join(CONTROL);
-    let place = Place::Directory(dir);
+    let place = Place::Directory(dir.clone());
     let started = std::time::Instant::now();
     loop {
         match place.open(CONTROL) {
             Ok(file) => {
                 let superblock = Superblock::read(&file, &path)?;
-                if is_still_there(&file, &path) {
-                    return Ok((attach(name, place, file, superblock, &options.label)?, false));
+                let core = attach(name, Place::Directory(dir.clone()), file, superblock, &options.label)?;
+                // Registered first, then looked again: whoever removes the pool either sees us or is seen.
+                if is_still_there(core.lock_file.file(), &path) {
+                    return Ok((core, false));
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound && options.create => {
+                make_dir(&dir)?;
                 if create_named(&place, &path, options)? {
                     let file = place.open(CONTROL)?;
                     let superblock = Superblock::read(&file, &path)?;
@@ -113,5 +116,5 @@ fn attach(name: &str, place: Place, file: File, superblock: Superblock, label: &
     let control = Control::map(&file, superblock.geometry)?;
     let lock_file = LockFile::new(file)?;
     let me = register(&control, &lock_file, label)?;
-    Ok(Core::new(name, place, control, superblock, lock_file, me))
+    Ok(Core::new(name, place, control, lock_file, me))
 }

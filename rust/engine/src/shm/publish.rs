@@ -3,7 +3,6 @@
 use crate::error::{Error, Result};
 use crate::key::BlockRef;
 use crate::shm::core::Core;
-use crate::shm::lease::is_leased;
 use crate::shm::namespace::Identity;
 use crate::shm::reserve::Pending;
 use crate::shm::rows::SlotHeader;
@@ -193,11 +192,6 @@ impl Core {
     /// Checksum of a sealed block over all its parts, if every part had one.
     pub(crate) fn checksum_of(header: &SlotHeader) -> Option<u64> {
         (header.tag.load(Relaxed) & FLAG_UNCHECKED == 0).then(|| header.checksum.load(Relaxed))
-    }
-
-    /// Whether a block of a dead process may be freed outright.
-    pub(crate) fn unleased(header: &SlotHeader) -> bool {
-        !is_leased(header)
     }
 }
 

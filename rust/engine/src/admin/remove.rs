@@ -1,0 +1,109 @@
+//! Deleting pools and cleaning up after dead processes, from outside.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::view::{View, pool_name};
+use crate::config::OpenOptions;
+use crate::error::{Error, ErrorKind, Result};
+use crate::shm::file::io_error;
+use crate::shm::names::{CONTROL, parse_segment_file};
+use crate::shm::pool::Pool;
+
+/// Directories being deleted; what a killed remover leaves under this name the next one finishes.
+const REMOVING: &str = "pegaflow-removing-";
+
+/// Clean up after the dead processes of the pool in directory `path`.
+pub fn reap(path: &Path) -> Result<usize> {
+    let name = pool_name(path)?;
+    let shm_dir = path.parent().unwrap_or(Path::new("/")).to_owned();
+    View::open(path)?;
+    let options = OpenOptions { shm_dir, create: false, label: "pegaflow gc".into(), ..OpenOptions::default() };
+    let before = View::open(path)?.processes().iter().filter(|process| !process.alive).count();
+    let pool = Pool::open(&name, &options)?;
+    pool.reap()?;
+    let after = View::open(path)?.processes().iter().filter(|process| !process.alive).count();
+    Ok(before.saturating_sub(after))
+}
+
+/// Delete the pool in directory `path`; refuses while a living process uses it unless `force`.
+pub fn remove(path: &Path, force: bool) -> Result<()> {
+    pool_name(path)?;
+    let meta = std::fs::symlink_metadata(path)
+        .map_err(|_| Error::new(ErrorKind::NotFound, format!("there is no pool at {}", path.display())))?;
+    let euid = nix::unistd::geteuid().as_raw();
+    if !meta.is_dir() || meta.uid() != euid {
+        return Err(Error::refused(format!("{} is not a directory of this user: it was left alone", path.display())));
+    }
+    check_removable(path, force)?;
+    // First out of everybody's reach, then look again: who attached meanwhile has either registered, and is seen
+    // here, or finds the name gone, and starts over.
+    let aside = name_aside(path);
+    std::fs::rename(path, &aside).map_err(|error| io_error("remove", path, &error))?;
+    if !force && living(&aside) > 0 {
+        std::fs::rename(&aside, path).map_err(|error| io_error("put back", path, &error))?;
+        return Err(in_use(path));
+    }
+    delete(&aside)?;
+    finish_others(path.parent().unwrap_or(Path::new("/")), euid);
+    Ok(())
+}
+
+fn check_removable(path: &Path, force: bool) -> Result<()> {
+    if force {
+        return Ok(());
+    }
+    match View::open(path) {
+        Ok(_) if living(path) > 0 => Err(in_use(path)),
+        Ok(_) => Ok(()),
+        // Half created: nobody can be using it, but its creator may still be at work.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn in_use(path: &Path) -> Error {
+    Error::new(
+        ErrorKind::InUse,
+        format!("living processes use the pool at {}: stop them first, or use --force", path.display()),
+    )
+}
+
+fn living(dir: &Path) -> usize {
+    let Ok(file) = crate::shm::file::Place::Directory(dir.to_owned()).open(CONTROL) else { return 0 };
+    let rows = 0..crate::limits::PROCESSES_MAX as u32;
+    rows.filter(|row| crate::shm::liveness::held_by_other(&file, *row)).count()
+}
+
+fn name_aside(path: &Path) -> PathBuf {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos());
+    path.with_file_name(format!("{REMOVING}{}-{nanos}", std::process::id()))
+}
+
+/// Delete a directory that holds nothing but a pool's files.
+fn delete(dir: &Path) -> Result<()> {
+    let entries = std::fs::read_dir(dir).map_err(|error| io_error("list", dir, &error))?;
+    for name in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
+        if name.starts_with(CONTROL) || parse_segment_file(&name).is_some() {
+            let file = dir.join(&name);
+            std::fs::remove_file(&file).map_err(|error| io_error("remove", &file, &error))?;
+        }
+    }
+    std::fs::remove_dir(dir).map_err(|error| io_error("remove", dir, &error))
+}
+
+/// Finish what removers that died have begun.
+fn finish_others(shm_dir: &Path, euid: u32) {
+    for entry in std::fs::read_dir(shm_dir).into_iter().flatten().flatten() {
+        let mine = entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == euid);
+        let begun = entry.file_name().to_str().is_some_and(|name| name.starts_with(REMOVING));
+        if mine
+            && begun
+            && living(&entry.path()) == 0
+            && let Err(error) = delete(&entry.path())
+        {
+            log::warn!("pegaflow: {error}");
+        }
+    }
+}
