@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):  # type: ignore[misc]
+class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
     """A cache of KV blocks in shared memory, for every vLLM process of this user on this host."""
 
     _cache_hit_source = compat.host_hit_source()
@@ -206,7 +206,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):  # type:
         if self._worker is not None:
             self._guard.run("restore_kv_caches", None, self._worker.restore)
 
-    def get_handshake_metadata(self) -> WorkerShape | None:
+    def get_handshake_metadata(self) -> Any:
         """How this worker holds the KV cache."""
         return self._worker.shape() if self._worker is not None else None
 
@@ -294,7 +294,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):  # type:
         worker.register(layouts, blocks, kv_caches)
 
     def _plan(self) -> StepPlan:
-        plan = self._connector_metadata
+        plan: Any = self._connector_metadata
         return plan if isinstance(plan, StepPlan) else StepPlan()
 
     def _poll(self) -> tuple[set[str], set[str]]:
@@ -304,7 +304,8 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):  # type:
         if not plan.runs_model:
             # Before vLLM 0.32 wait_for_save is left out in steps without a forward pass.
             self._guard.run("starting saves", None, partial(worker.start_saves, plan))
-        return self._guard.run("polling copies", (set(), set()), partial(worker.poll, plan.settle))
+        nothing: tuple[set[str], set[str]] = (set(), set())
+        return self._guard.run("polling copies", nothing, partial(worker.poll, plan.settle))
 
 
 def _config_of(vllm_config: Any) -> ConnectorConfig:

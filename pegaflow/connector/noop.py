@@ -8,7 +8,7 @@ from pegaflow.connector import compat
 from pegaflow.connector.metadata import StepPlan
 
 
-class NoopKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):  # type: ignore[misc]
+class NoopKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
     """Answers every question with nothing."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:

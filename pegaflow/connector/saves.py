@@ -161,7 +161,7 @@ class Saves:
             and not present[block - start]
             and (group.index, keys[block]) not in self._keys_in_flight
         ]
-        reserved = self._reserve_slots(namespace, keys, wanted[:room]) if room else []
+        reserved = self._reserve_slots(namespace, keys, wanted[:room]) if room else {}
         first_left = next((block for block in wanted if block not in reserved), stop)
         state.saved_blocks[group.index] = first_left
         taken = [(ref, table[block], keys[block]) for block, ref in reserved.items() if block < first_left]

@@ -38,8 +38,8 @@ class SchedulerHalf:
         settle: bool = False,
         bypasses: Callable[[Any], bool] = lambda request: False,
     ) -> None:
-        """``ranks``: workers that report each job. ``settle``: see ``StepPlan.settle``. ``bypasses`` tells requests that
-        must be left alone."""
+        """``ranks``: workers that report each job. ``settle``: see ``StepPlan.settle``. ``bypasses``: tells requests
+        that must be left alone."""
         self.table = RequestTable()
         self._config = config
         self._geometry = geometry

@@ -1,0 +1,326 @@
+"""A scheduler and its workers in one small loop: drives the connector's halves the way vLLM does, without a model.
+
+"Computing" a block writes bytes that follow from its key, group and rank, so every load can be checked to the byte.
+"""
+
+import ctypes
+import hashlib
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+from pegaflow.config import ConnectorConfig
+from pegaflow.connector.copies import NativeTypes
+from pegaflow.connector.geometry import Geometry, Group, GroupKind
+from pegaflow.connector.guard import Guard
+from pegaflow.connector.layout import LayerTensor, group_layout
+from pegaflow.connector.metadata import RankReport, StepPlan
+from pegaflow.connector.namespaces import Store
+from pegaflow.connector.scheduler import SchedulerHalf
+from pegaflow.connector.worker import WorkerHalf
+from pegaflow.keys import group_keys
+from pegaflow.metrics import Recorder
+from tests.fakes import FakeBlockPool, FakeCopier, FakeIdentity, FakeLayout, FakePool
+
+HASH_TOKENS = 4
+PART_BYTES = 48
+
+
+def full_group(index: int = 0, block_tokens: int = 4) -> Group:
+    """Full attention."""
+    return Group(index, GroupKind.FULL, block_tokens, block_tokens // HASH_TOKENS, 0, "FullAttentionSpec")
+
+
+def window_group(index: int, window_blocks: int = 2, block_tokens: int = 4) -> Group:
+    """Sliding window."""
+    hashes = block_tokens // HASH_TOKENS
+    return Group(index, GroupKind.WINDOW, block_tokens, hashes, window_blocks, "SlidingWindowSpec")
+
+
+SINGLE = Geometry((full_group(),), whole_prompt=True)
+HYBRID = Geometry((full_group(0), window_group(1), window_group(2, 1, 8)))
+
+
+@dataclass(eq=False)
+class MiniRequest:
+    """What the connector reads of a vLLM request."""
+
+    request_id: str
+    tokens: list[int]
+    target_tokens: int
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    lora_request: Any = None
+    tables: list[list[int]] = field(default_factory=list)
+    state: str = "waiting"
+    hit_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.append()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def append(self, *tokens: int) -> None:
+        """Add confirmed tokens; hashes follow."""
+        self.tokens.extend(tokens)
+        while (len(self.block_hashes) + 1) * HASH_TOKENS <= len(self.tokens):
+            start = len(self.block_hashes) * HASH_TOKENS
+            parent = self.block_hashes[-1] if self.block_hashes else b"root"
+            text = parent + repr(self.tokens[start : start + HASH_TOKENS]).encode()
+            self.block_hashes.append(hashlib.sha256(text).digest())
+
+
+class MiniEngine:
+    """One engine on a pool that others may share."""
+
+    def __init__(
+        self,
+        geometry: Geometry = SINGLE,
+        pool: FakePool | None = None,
+        *,
+        ranks: int = 1,
+        blocks: int = 64,
+        **options: Any,
+    ) -> None:
+        self.geometry, self.ranks, self.blocks = geometry, ranks, blocks
+        self.pool = pool or FakePool()
+        self.block_pool = FakeBlockPool(blocks)
+        self.recorder = Recorder()
+        self.identity = FakeIdentity()
+        self.chunk_tokens = 12
+        config = ConnectorConfig(**options)
+        self.store = Store(self.pool, geometry, self.identity, ranks, 1)  # type: ignore[arg-type]
+        self.scheduler = SchedulerHalf(
+            config,
+            geometry,
+            self.store,
+            self.recorder,
+            ranks=ranks,
+            bypasses=lambda request: bool(request.lora_request),
+        )
+        self.scheduler.bind_block_pool(self.block_pool)
+        self.copiers: list[FakeCopier] = []
+        self.memory: list[Any] = []
+        self.workers = [self._make_worker(rank) for rank in range(ranks)]
+        self.store.set_shapes({(0, rank): worker.shape() for rank, worker in enumerate(self.workers)})
+        self.requests: dict[str, MiniRequest] = {}
+        self.plans: list[StepPlan] = []
+        self.received: dict[str, int] = {}
+        self._ids = itertools.count()
+
+    def _make_worker(self, rank: int) -> WorkerHalf:
+        def copier(pool: Any) -> Any:
+            self.copiers.append(FakeCopier(pool))
+            return self.copiers[-1]
+
+        native = NativeTypes(lambda name, shm_dir: self.pool, copier, FakeLayout)  # type: ignore[arg-type,return-value]
+        guard = Guard(self.recorder, lambda reason: None)
+        worker = WorkerHalf((0, rank), "host", native, guard, by_block=len(self.geometry.groups) == 1)
+        layouts = {}
+        buffers = []
+        for group in self.geometry.groups:
+            buffer = ctypes.create_string_buffer(self.blocks * PART_BYTES)
+            buffers.append(buffer)
+            shape = (self.blocks, PART_BYTES)
+            tensor = LayerTensor(f"layer{group.index}", ctypes.addressof(buffer), shape, (PART_BYTES, 1), 1, "int8")
+            layouts[group.index] = group_layout([tensor], self.blocks)
+        self.memory.append(buffers)
+        worker.register(layouts, self.blocks, buffers)
+        return worker
+
+    # -- what a user does -------------------------------------------------------------------------------------------
+
+    def add(self, tokens: list[int], more: int = 1, **fields: Any) -> MiniRequest:
+        """A request with a prompt that generates ``more`` tokens."""
+        request = MiniRequest(f"request-{next(self._ids)}", list(tokens), len(tokens) + more, **fields)
+        self.requests[request.request_id] = request
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, request: MiniRequest) -> None:
+        """The client went away."""
+        self._finish(request)
+
+    def preempt(self, request: MiniRequest) -> None:
+        """vLLM needs the blocks of a running request."""
+        assert request.state == "running"
+        self._free(request)
+        request.state, request.num_computed_tokens = "waiting", 0
+
+    def run(self, steps_max: int = 200) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(steps_max):
+            if not self.requests and not self.scheduler.has_pending_saves():
+                return
+            self.step()
+        raise AssertionError("the engine never came to rest")
+
+    # -- one step of vLLM -------------------------------------------------------------------------------------------
+
+    def step(self) -> StepPlan:
+        """Schedule, run the workers, take their results."""
+        scheduled = self._schedule()
+        step = [(r, min(r.num_computed_tokens + n, r.num_tokens)) for r, n in scheduled.items()]
+        states = [(self.scheduler.table.get(r.request_id), r.tables, after) for r, after in step]
+        plan = self.scheduler.plan(
+            lambda: [(state, tables, after) for state, tables, after in states if state and not state.bypass],
+            bool(scheduled),
+        )
+        self.plans.append(plan)
+        for request, count in scheduled.items():
+            request.num_computed_tokens += count
+        self._run_workers(plan, scheduled)
+        for request in scheduled:
+            if request.num_computed_tokens == request.num_tokens:
+                request.append(1000 + request.num_tokens)
+                if request.num_tokens >= request.target_tokens:
+                    self._finish(request)
+        return plan
+
+    def _schedule(self) -> dict[MiniRequest, int]:
+        scheduled = {}
+        for request in list(self.requests.values()):
+            if request.state == "waiting" and not self._admit(request):
+                continue
+            if request.state != "running":
+                continue
+            count = min(self.chunk_tokens, request.num_tokens - request.num_computed_tokens)
+            if self._allocate(request, request.num_computed_tokens + count):
+                scheduled[request] = count
+        return scheduled
+
+    def _admit(self, request: MiniRequest) -> bool:
+        if request.num_computed_tokens == 0:
+            external, is_async = self.scheduler.match(request, 0, False)
+            if external is None:
+                return False
+            assert is_async == (external > 0)
+            if not self._allocate(request, external or self.chunk_tokens, external):
+                return False
+            self.scheduler.allocated(request, request.tables, external)
+            if external:
+                request.state, request.num_computed_tokens, request.hit_tokens = "loading", external, external
+                return False
+        request.state = "running"
+        return True
+
+    def _allocate(self, request: MiniRequest, tokens: int, external: int = 0) -> bool:
+        tokens = min(tokens, request.num_tokens)
+        tables = [list(table) for table in request.tables] or [[] for _ in self.geometry.groups]
+        taken = []
+        for group, table in zip(self.geometry.groups, tables, strict=True):
+            while len(table) < -(-tokens // group.block_tokens):
+                outside = (
+                    group.kind is GroupKind.WINDOW and len(table) < external // group.block_tokens - group.window_blocks
+                )
+                block = 0 if outside else self.block_pool.allocate()
+                if block is None:
+                    self.block_pool.free_blocks([self.block_pool.blocks[b] for b in taken])
+                    return False
+                table.append(block)
+                taken += [block] if block else []
+        request.tables = tables
+        return True
+
+    def _run_workers(self, plan: StepPlan, scheduled: dict[MiniRequest, int]) -> None:
+        report: RankReport | None = None
+        ended: set[str] = set()
+        failed: set[str] = set()
+        invalid: set[int] = set()
+        for rank, worker in enumerate(self.workers):
+            for request in scheduled:
+                self._compute(rank, request)
+            worker.start_loads(plan)
+            worker.start_saves(plan)
+            received, broken = worker.poll(plan.settle)
+            for request_id in received:
+                self.received[request_id] = self.received.get(request_id, 0) + 1
+                if self.received[request_id] == self.ranks:
+                    ended.add(request_id)
+            failed |= broken
+            invalid |= worker.take_invalid_blocks()
+            own = worker.take_report()
+            report = own if report is None else report.aggregate(own) if own else report
+        for request in self.requests.values():
+            # As vLLM: cut to the first bad block now, go on when the load has ended.
+            if request.state == "loading" and invalid and any(block in invalid for block in request.tables[0]):
+                first = next(i for i, block in enumerate(request.tables[0]) if block in invalid)
+                request.num_computed_tokens = min(
+                    request.num_computed_tokens, first * self.geometry.groups[0].block_tokens
+                )
+                request.hit_tokens = min(request.hit_tokens, request.num_computed_tokens)
+            elif request.state == "loading" and request.request_id in failed and len(self.geometry.groups) > 1:
+                request.num_computed_tokens = request.hit_tokens = 0
+        self.scheduler.update(report, ended)
+        for request_id in ended:
+            del self.received[request_id]
+            self._loaded(request_id)
+
+    def _loaded(self, request_id: str) -> None:
+        request = self.requests[request_id]
+        if request.state == "aborted":
+            self._free(request)
+            del self.requests[request_id]
+            return
+        self.check(request)
+        request.state = "running" if request.num_computed_tokens else "waiting"
+        if not request.num_computed_tokens:
+            self._free(request)
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+
+    def _finish(self, request: MiniRequest) -> None:
+        self.scheduler.finish_request(request, request.tables or [[] for _ in self.geometry.groups], True)
+        if request.state == "loading":
+            request.state = "aborted"  # vLLM keeps the blocks until the load has ended
+            return
+        self._free(request)
+        del self.requests[request.request_id]
+
+    def _free(self, request: MiniRequest) -> None:
+        self.block_pool.free_blocks([self.block_pool.blocks[b] for table in request.tables for b in table])
+        request.tables = []
+
+    # -- bytes ------------------------------------------------------------------------------------------------------
+
+    def expected(self, rank: int, group: Group, key: bytes) -> bytes:
+        """What a full block holds."""
+        text = hashlib.sha256(key + bytes([rank, group.index])).digest()
+        return (text * 2)[:PART_BYTES]
+
+    def _compute(self, rank: int, request: MiniRequest) -> None:
+        for position, group in enumerate(self.geometry.groups):
+            keys = group_keys(request.block_hashes, group.hashes_per_block)
+            for index in range(
+                request.hit_tokens // group.block_tokens, request.num_computed_tokens // group.block_tokens
+            ):
+                block = request.tables[position][index]
+                if block and index < len(keys):
+                    self._view(rank, position)[block * PART_BYTES :][:PART_BYTES] = self.expected(
+                        rank, group, keys[index]
+                    )
+
+    def check(self, request: MiniRequest) -> None:
+        """What was loaded is what had been computed, to the byte."""
+        for rank, (position, group) in itertools.product(range(self.ranks), enumerate(self.geometry.groups)):
+            keys = group_keys(request.block_hashes, group.hashes_per_block)
+            for index in range(request.hit_tokens // group.block_tokens):
+                block = request.tables[position][index]
+                if block:
+                    found = bytes(self._view(rank, position)[block * PART_BYTES :][:PART_BYTES])
+                    assert found == self.expected(rank, group, keys[index]), (rank, group, index)
+
+    def _view(self, rank: int, position: int) -> memoryview:
+        return memoryview(self.memory[rank][position]).cast("B")
+
+    # -- what must be true at rest ------------------------------------------------------------------------------------
+
+    def assert_nothing_held(self) -> None:
+        """No lease, no reservation, no pin, no block and no memory of any request is left."""
+        assert self.pool.leased() == 0
+        assert self.pool.reserved() == []
+        assert self.block_pool.used() == 0
+        assert len(self.scheduler.table) == 0
+        assert not self.scheduler.has_pending_saves()
+        assert not self.recorder.counters.get("hook_errors")
