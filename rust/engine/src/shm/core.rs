@@ -47,6 +47,8 @@ pub(crate) struct Core {
     pub(crate) evict_queues: Mutex<HashMap<u32, EvictQueue>>,
     pub(crate) grow_error: Mutex<Option<String>>,
     pub(crate) grow_paused_until: Mutex<Option<Instant>>,
+    /// Since when another process has been growing a namespace that this one wants to grow.
+    pub(crate) growth_seen_since: Mutex<Option<Instant>>,
     pub(crate) reaping: Mutex<()>,
     pub(crate) requests: Mutex<Requests>,
     pub(crate) bell: Condvar,
@@ -71,6 +73,7 @@ impl Core {
             evict_queues: Mutex::default(),
             grow_error: Mutex::default(),
             grow_paused_until: Mutex::default(),
+            growth_seen_since: Mutex::default(),
             reaping: Mutex::default(),
             requests: Mutex::default(),
             bell: Condvar::new(),

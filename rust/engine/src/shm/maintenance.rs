@@ -1,10 +1,11 @@
 //! The background thread of an attached pool: grows namespaces, reaps the dead, ends quarantines, rebuilds the index.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::limits::MAINTENANCE_INTERVAL;
+use crate::limits::{GROW_RETRY_PAUSE, MAINTENANCE_INTERVAL};
 use crate::shm::clock::unix_seconds;
 use crate::shm::core::Core;
 use crate::shm::grow::Grown;
@@ -59,7 +60,8 @@ impl Core {
     /// Add an extent; if the pool is at its capacity, take one that another namespace does not need.
     fn serve_growth(&self, ns: Namespace) {
         match self.grow_quietly(ns) {
-            Some(Grown::Yes | Grown::InProgress) => {}
+            Some(Grown::Yes) => *self.lock_growth_seen() = None,
+            Some(Grown::InProgress) => self.watch_growth_of_others(),
             Some(Grown::AtCapacity) => {
                 let starving = self.extents(ns).is_empty();
                 if self.retire_empty(ns) > 0 || (starving && self.retire_coldest(ns)) {
@@ -68,6 +70,19 @@ impl Core {
             }
             None => self.pause_growth(),
         }
+    }
+
+    /// Another process is growing the namespace. If it takes too long (is it stopped?), do with what there is.
+    fn watch_growth_of_others(&self) {
+        let since = *self.lock_growth_seen().get_or_insert_with(Instant::now);
+        if since.elapsed() > GROW_RETRY_PAUSE {
+            *self.lock_growth_seen() = None;
+            self.pause_growth();
+        }
+    }
+
+    fn lock_growth_seen(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.growth_seen_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stop the background thread at its next look.

@@ -69,6 +69,8 @@ impl Core {
             self.free_orphan(slot);
         }
         self.reap_extents(dead.row, &extents);
+        // Slots went free or were hinted anew: whoever had found nothing looks again.
+        (0..self.control.namespaces().len() as u32).for_each(|id| self.namespace_freed(id));
         crate::crash_point::pass("reap.scanned");
         if writers == Writers::Living {
             return false;
