@@ -14,7 +14,7 @@ Errors: any call may raise ``pegaflow.errors.ForkedProcess`` (used in a child af
 ``InvalidArgument``. Others are named at the method.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 __version__: str
@@ -168,7 +168,7 @@ class Namespace:
 class KVLayout:
     """Where the blocks of one KV cache group lie in this process's memory."""
 
-    def __init__(self, regions: Sequence[tuple[int, int, int]], blocks: int) -> None:
+    def __new__(cls, regions: Sequence[tuple[int, int, int]], blocks: int) -> KVLayout:
         """``regions``: one ``(address, stride_bytes, length_bytes)`` per contiguous fragment of a block: fragment of
         block *b* is ``[address + b * stride_bytes, + length_bytes)``. In a slot the fragments follow each other in
         this order. ``blocks``: number of blocks; ids outside ``0 <= id < blocks`` are refused. The caller keeps the
@@ -193,7 +193,7 @@ class HostCopier:
     """Copies between host memory and slots on its own threads. One job completes once, when its last byte is in
     place."""
 
-    def __init__(self, pool: Pool, *, threads: int = 0, checksum: bool = True) -> None:
+    def __new__(cls, pool: Pool, *, threads: int = 0, checksum: bool = True) -> HostCopier:
         """``threads`` 0: the smaller of 4 and the number of CPUs this process may use. ``checksum``: compute a
         checksum of every part on save, and compare it on load where one was stored."""
 
@@ -244,6 +244,13 @@ class ObjectStore:
     def stats(self) -> dict[str, int]: ...
     def close(self) -> None: ...
 
+def block_hash(
+    algorithm: str, parent: bytes, tokens: Sequence[int], extra_keys: tuple[Any, ...] | None = None
+) -> bytes:
+    """vLLM's hash of a block, from the hash of the block before it (or vLLM's live ``NONE_HASH``), its tokens and its
+    extra keys: ``None``, ``bool``, ``int`` of 64 bits, ``str``, ``bytes`` and tuples of them. ``algorithm``:
+    ``"xxhash_cbor"`` (16 bytes) or ``"sha256_cbor"`` (32 bytes); the others pickle and are refused."""
+
 def list_pools(shm_dir: str = "/dev/shm") -> str:
     """JSON list of the pools of this user below ``shm_dir``: ``[{name, path, state, error, pool_bytes, bytes_used,
     processes_alive, processes_dead, idle_seconds}]``. ``state`` is ``"ok"``, ``"refused"`` (see ``error``) or
@@ -253,10 +260,11 @@ def inspect(path: str) -> str:
     """JSON description of one pool (directory ``path``): geometry, namespaces with blocks and bytes, leases,
     processes alive and dead. Changes nothing. Raises ``PoolNotFound`` or ``PoolRefused``."""
 
-def verify(path: str, checksums: bool = True) -> str:
+def verify(path: str, checksums: bool = True, progress: Callable[[int, int], object] | None = None) -> str:
     """JSON report ``{ok, blocks_checked, checksums_checked, problems: [str]}`` over every invariant of
-    ``docs/shm-format.md``. Changes nothing; exact when no process is changing the pool meanwhile. Raises
-    ``PoolNotFound`` or ``PoolRefused``."""
+    ``docs/shm-format.md``. Changes nothing; exact when no process is changing the pool meanwhile.
+    ``progress`` is called now and then with the slots checked and their total; what it raises is raised at the end.
+    Raises ``PoolNotFound`` or ``PoolRefused``."""
 
 def reap(path: str) -> int:
     """Clean up after the dead processes of the pool at ``path``. Returns how many rows were reaped."""

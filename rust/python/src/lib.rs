@@ -2,7 +2,6 @@
 //! `pegaflow/_native.pyi`.
 
 mod admin;
-mod buffer;
 mod copier;
 mod error;
 mod hash;
@@ -10,11 +9,12 @@ mod items;
 mod keys;
 mod layout;
 mod namespace;
-mod objects;
 mod pool;
 
 #[pyo3::pymodule]
 mod _native {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::admin::{crash_point_arm, crash_points, inspect, list_pools, reap, remove, system_info, verify};
     #[pymodule_export]
@@ -26,8 +26,6 @@ mod _native {
     #[pymodule_export]
     use crate::namespace::Namespace;
     #[pymodule_export]
-    use crate::objects::ObjectStore;
-    #[pymodule_export]
     use crate::pool::Pool;
 
     #[pymodule_export]
@@ -38,4 +36,10 @@ mod _native {
     const build_profile: &str = if cfg!(debug_assertions) { "debug" } else { "release" };
     #[pymodule_export]
     const LAYOUT_VERSION: u32 = pegaflow_engine::names::LAYOUT_VERSION;
+
+    /// `__all__` would have to be kept in the stub as well; everything here is public anyway.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.delattr("__all__")
+    }
 }

@@ -114,10 +114,10 @@ impl PartStream {
 impl Hash {
     fn of(part: u32, bytes: usize) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if bytes > SHORT_BYTES_MAX {
-            if let Some(hasher) = CopyHasher::new(u64::from(part), bytes) {
-                return Self::OnePass(hasher);
-            }
+        if bytes > SHORT_BYTES_MAX
+            && let Some(hasher) = CopyHasher::new(u64::from(part), bytes)
+        {
+            return Self::OnePass(hasher);
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = bytes;

@@ -156,7 +156,7 @@ impl CopyHasher {
     /// `stripes` stripes must be readable at `source` and, unless skipped, writable at `target`; AVX2 must be there.
     unsafe fn consume(&mut self, target: *mut u8, source: *const u8, stripes: usize, store: Store) {
         debug_assert!(stripes <= self.stripes_left, "more bytes than the input was said to have");
-        let aligned = target as usize % VECTOR_BYTES == 0;
+        let aligned = (target as usize).is_multiple_of(VECTOR_BYTES);
         // SAFETY: handed on from the caller; streaming stores only where the target is aligned for them.
         unsafe {
             match store {

@@ -1,0 +1,40 @@
+//! Block keys from a Python sequence.
+
+use pegaflow_engine::Key;
+use pyo3::prelude::*;
+use pyo3::{Borrowed, ffi};
+
+use crate::error::{NativeError, Result};
+use crate::items::{collect_borrowed, type_name};
+
+/// Keys of a sequence of `bytes`.
+pub(crate) fn keys(sequence: &Bound<'_, PyAny>) -> Result<Vec<Key>> {
+    // SAFETY: `key` runs no Python code before it is through with the item.
+    unsafe { collect_borrowed(sequence, "keys", |index, item| key("keys", index, item)) }
+}
+
+/// Keys of a sequence of `bytes | None`.
+pub(crate) fn optional_keys(sequence: &Bound<'_, PyAny>) -> Result<Vec<Option<Key>>> {
+    let convert = |index, item: Borrowed<'_, '_, PyAny>| {
+        if item.is_none() { Ok(None) } else { key("parents", index, item).map(Some) }
+    };
+    // SAFETY: as above.
+    unsafe { collect_borrowed(sequence, "parents", convert) }
+}
+
+fn key(name: &str, index: usize, item: Borrowed<'_, '_, PyAny>) -> Result<Key> {
+    let mut address = std::ptr::null_mut();
+    let mut length = 0;
+    // SAFETY: the item is alive; both places are ours. The function checks the type itself.
+    if unsafe { ffi::PyBytes_AsStringAndSize(item.as_ptr(), &mut address, &mut length) } != 0 {
+        let item = item.to_owned();
+        drop(PyErr::take(item.py()));
+        return Err(NativeError::invalid(format!(
+            "{name}[{index}] is of type {}, not bytes: pass vLLM's block hashes as they are",
+            type_name(&item)
+        )));
+    }
+    // SAFETY: on success, that many bytes are at the address for as long as the item lives; bytes are immutable.
+    let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), length as usize) };
+    Ok(Key::new(bytes)?)
+}

@@ -1,0 +1,96 @@
+//! `pegaflow._native.Namespace`.
+
+use std::sync::Arc;
+
+use pegaflow_engine::NamespaceInfo;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::error::{NativeError, Result};
+use crate::keys::{keys, optional_keys};
+use crate::pool::{PoolHandle, counters};
+
+/// Blocks of one model, layout and KV cache group.
+#[pyclass(frozen, module = "pegaflow._native")]
+pub(crate) struct Namespace {
+    pool: Arc<PoolHandle>,
+    engine: pegaflow_engine::Namespace,
+    #[pyo3(get)]
+    id: u32,
+    #[pyo3(get)]
+    parts: u32,
+    #[pyo3(get)]
+    part_bytes: Vec<u64>,
+    #[pyo3(get)]
+    block_bytes: u64,
+}
+
+impl Namespace {
+    /// A namespace of an open pool.
+    pub(crate) fn new(pool: Arc<PoolHandle>, engine: pegaflow_engine::Namespace, info: NamespaceInfo) -> Self {
+        let block_bytes = info.part_bytes.iter().sum();
+        Self { pool, engine, id: info.id, parts: info.parts, part_bytes: info.part_bytes, block_bytes }
+    }
+
+    /// What the engine calls it.
+    pub(crate) fn engine(&self) -> pegaflow_engine::Namespace {
+        self.engine
+    }
+}
+
+#[pymethods]
+impl Namespace {
+    #[pyo3(signature = (keys, start=0))]
+    fn lookup(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, start: usize) -> Result<usize> {
+        let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
+        Ok(py.detach(|| pool.lookup(self.engine, &keys, start.min(keys.len())))?)
+    }
+
+    fn contains<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> Result<Bound<'py, PyBytes>> {
+        let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
+        let present = py.detach(|| pool.contains(self.engine, &keys))?;
+        let flags: Vec<u8> = present.into_iter().map(u8::from).collect();
+        Ok(PyBytes::new(py, &flags))
+    }
+
+    #[pyo3(signature = (keys, start=0, stop=None))]
+    fn lease(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, start: usize, stop: Option<usize>) -> Result<Vec<u64>> {
+        let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
+        let stop = stop.unwrap_or(keys.len()).min(keys.len());
+        let start = start.min(stop);
+        let refs = py.detach(|| pool.lease(self.engine, &keys, start, stop))?;
+        Ok(refs.into_iter().map(|block| block.0).collect())
+    }
+
+    fn touch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> Result<usize> {
+        let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
+        Ok(py.detach(|| pool.touch(self.engine, &keys))?)
+    }
+
+    #[pyo3(signature = (keys, *, parents=None, evict=true))]
+    fn reserve(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        parents: Option<&Bound<'_, PyAny>>,
+        evict: bool,
+    ) -> Result<Vec<(usize, u64)>> {
+        let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
+        let parents = parents.map(optional_keys).transpose()?;
+        if parents.as_ref().is_some_and(|parents| parents.len() != keys.len()) {
+            return Err(NativeError::invalid("parents and keys differ in length: pass one parent per key, or None"));
+        }
+        let reserved = py.detach(|| pool.reserve(self.engine, &keys, parents.as_deref(), evict))?;
+        Ok(reserved.into_iter().map(|(index, block)| (index, block.0)).collect())
+    }
+
+    fn reset(&self, py: Python<'_>) -> Result<u64> {
+        let pool = self.pool.get()?;
+        Ok(py.detach(|| pool.reset(self.engine))?)
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
+        let pool = self.pool.get()?;
+        counters(py, py.detach(|| pool.namespace_stats(self.engine))?)
+    }
+}

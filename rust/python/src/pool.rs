@@ -1,0 +1,209 @@
+//! `pegaflow._native.Pool`.
+
+use std::ffi::OsString;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use pegaflow_engine::{BlockRef, Error, ErrorKind, OpenOptions};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::{NativeError, Result};
+use crate::items;
+use crate::namespace::Namespace;
+
+/// One handle to a pool, shared by what was made from it; empty once it was closed.
+pub(crate) struct PoolHandle(RwLock<Option<Arc<pegaflow_engine::Pool>>>);
+
+impl PoolHandle {
+    /// The open pool.
+    pub(crate) fn get(&self) -> Result<Arc<pegaflow_engine::Pool>> {
+        let pool = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let closed = || Error::new(ErrorKind::Closed, "this handle of the pool was closed: open the pool again");
+        Ok(Arc::clone(pool.as_ref().ok_or_else(closed)?))
+    }
+
+    fn close(&self) {
+        let pool = self.0.write().unwrap_or_else(PoisonError::into_inner).take();
+        // Outside of the lock: the last handle leaves the pool, which takes a while.
+        drop(pool);
+    }
+}
+
+/// One shared pool, mapped into this process.
+#[pyclass(frozen, module = "pegaflow._native")]
+pub(crate) struct Pool {
+    handle: Arc<PoolHandle>,
+    #[pyo3(get)]
+    name: String,
+    #[pyo3(get)]
+    path: OsString,
+    #[pyo3(get)]
+    shm_dir: OsString,
+    #[pyo3(get)]
+    pool_bytes: u64,
+    #[pyo3(get)]
+    segment_bytes: u64,
+    #[pyo3(get)]
+    slots_max: u64,
+    #[pyo3(get)]
+    created: bool,
+}
+
+impl Pool {
+    /// The open pool behind this handle.
+    pub(crate) fn get(&self) -> Result<Arc<pegaflow_engine::Pool>> {
+        self.handle.get()
+    }
+}
+
+/// Counters as a dict.
+pub(crate) fn counters<'py>(py: Python<'py>, counters: Vec<(&'static str, u64)>) -> Result<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, value) in counters {
+        dict.set_item(name, value)?;
+    }
+    Ok(dict)
+}
+
+#[pymethods]
+impl Pool {
+    #[staticmethod]
+    #[pyo3(signature = (
+        name, *, shm_dir="/dev/shm", pool_bytes=None, segment_bytes=None, slots_max=None, create=true, label=""
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn open(
+        py: Python<'_>,
+        name: &str,
+        shm_dir: &str,
+        pool_bytes: Option<u64>,
+        segment_bytes: Option<u64>,
+        slots_max: Option<u64>,
+        create: bool,
+        label: &str,
+    ) -> Result<Self> {
+        let options = OpenOptions {
+            shm_dir: shm_dir.into(),
+            pool_bytes,
+            segment_bytes,
+            slots_max,
+            create,
+            label: label.to_owned(),
+            ..OpenOptions::default()
+        };
+        let pool = py.detach(|| pegaflow_engine::Pool::open(name, &options))?;
+        Ok(Self {
+            name: pool.name().to_owned(),
+            path: pool.path().as_os_str().to_owned(),
+            shm_dir: pool.shm_dir().as_os_str().to_owned(),
+            pool_bytes: pool.pool_bytes(),
+            segment_bytes: pool.segment_bytes(),
+            slots_max: pool.slots_max(),
+            created: pool.created(),
+            handle: Arc::new(PoolHandle(RwLock::new(Some(pool)))),
+        })
+    }
+
+    fn member(&self) -> Result<(u32, u64)> {
+        let member = self.get()?.member()?;
+        Ok((member.row, member.epoch))
+    }
+
+    fn join(&self, py: Python<'_>, leader: (u32, u64)) -> Result<()> {
+        let pool = self.get()?;
+        let (row, epoch) = leader;
+        Ok(py.detach(|| pool.join(pegaflow_engine::Member { row, epoch }))?)
+    }
+
+    #[pyo3(signature = (fingerprint, group, part_bytes, *, label=""))]
+    fn namespace(
+        &self,
+        py: Python<'_>,
+        fingerprint: &[u8],
+        group: u32,
+        part_bytes: &Bound<'_, PyAny>,
+        label: &str,
+    ) -> Result<Namespace> {
+        let pool = self.get()?;
+        let given = fingerprint.len();
+        let fingerprint = <&[u8; 32]>::try_from(fingerprint).map_err(|_| {
+            NativeError::invalid(format!("a fingerprint has 32 bytes, this one has {given}: pass a SHA-256 digest"))
+        })?;
+        let part_bytes = items::numbers::<u64>(part_bytes, "part_bytes")?;
+        let namespace = py.detach(|| pool.namespace(fingerprint, group, &part_bytes, label))?;
+        let info = pool.namespace_info(namespace)?;
+        Ok(Namespace::new(Arc::clone(&self.handle), namespace, info))
+    }
+
+    fn release(&self, py: Python<'_>, refs: &Bound<'_, PyAny>) -> Result<()> {
+        let (pool, refs) = (self.get()?, items::refs(refs)?);
+        Ok(py.detach(|| pool.release(&refs))?)
+    }
+
+    fn publish(&self, py: Python<'_>, refs: &Bound<'_, PyAny>) -> Result<usize> {
+        let (pool, refs) = (self.get()?, items::refs(refs)?);
+        Ok(py.detach(|| pool.publish(&refs))?)
+    }
+
+    fn abort(&self, py: Python<'_>, refs: &Bound<'_, PyAny>) -> Result<()> {
+        let (pool, refs) = (self.get()?, items::refs(refs)?);
+        Ok(py.detach(|| pool.abort(&refs))?)
+    }
+
+    fn quarantine(&self, py: Python<'_>, refs: &Bound<'_, PyAny>) -> Result<()> {
+        let (pool, refs) = (self.get()?, items::refs(refs)?);
+        Ok(py.detach(|| pool.quarantine(&refs))?)
+    }
+
+    #[pyo3(signature = (part, refs, checksums=None))]
+    fn mark_written(
+        &self,
+        py: Python<'_>,
+        part: u32,
+        refs: &Bound<'_, PyAny>,
+        checksums: Option<&Bound<'_, PyAny>>,
+    ) -> Result<usize> {
+        let (pool, refs) = (self.get()?, items::refs(refs)?);
+        let checksums = checksums.map(|sequence| items::numbers::<u64>(sequence, "checksums")).transpose()?;
+        if checksums.as_ref().is_some_and(|checksums| checksums.len() != refs.len()) {
+            return Err(NativeError::invalid(
+                "checksums and refs differ in length: pass one checksum per ref, or None",
+            ));
+        }
+        Ok(py.detach(|| pool.mark_written(part, &refs, checksums.as_deref()))?)
+    }
+
+    #[pyo3(signature = (r#ref, part))]
+    fn locate(&self, r#ref: u64, part: u32) -> Result<Option<(OsString, u64, u64)>> {
+        let place = self.get()?.locate(BlockRef(r#ref), part)?;
+        Ok(place.map(|(file, offset, bytes)| (file.into_os_string(), offset, bytes)))
+    }
+
+    fn grow_ahead(&self, py: Python<'_>, namespace: &Bound<'_, Namespace>) -> Result<()> {
+        let (pool, namespace) = (self.get()?, namespace.get().engine());
+        Ok(py.detach(|| pool.grow_ahead(namespace))?)
+    }
+
+    fn reap(&self, py: Python<'_>) -> Result<usize> {
+        let pool = self.get()?;
+        Ok(py.detach(|| pool.reap())?)
+    }
+
+    fn rebuild_index(&self, py: Python<'_>) -> Result<usize> {
+        let pool = self.get()?;
+        Ok(py.detach(|| pool.rebuild_index())?)
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
+        let pool = self.get()?;
+        counters(py, py.detach(|| pool.stats()))
+    }
+
+    fn last_grow_error(&self) -> Result<Option<String>> {
+        Ok(self.get()?.last_grow_error())
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.handle.close());
+    }
+}
