@@ -1,0 +1,139 @@
+"""Options: what is taken, what is refused, and what the refusal says."""
+
+import pytest
+
+from pegaflow.config import ConnectorConfig, parse_config, parse_size
+from pegaflow.errors import InvalidArgument
+
+
+def test_nothing_given_means_defaults() -> None:
+    assert parse_config({}, {}) == ConnectorConfig()
+
+
+def test_all_options_are_taken() -> None:
+    config = parse_config(
+        {
+            "pegaflow.mode": "save_only",
+            "pegaflow.pool_name": "team-7",
+            "pegaflow.pool_size": "30gb",
+            "pegaflow.shm_dir": "/dev/hugepages",
+            "pegaflow.segment_size": "512mib",
+        },
+        {},
+    )
+    assert config.mode == "save_only"
+    assert not config.reads
+    assert config.pool_name == "team-7"
+    assert config.pool_bytes == 30 * 10**9
+    assert config.shm_dir == "/dev/hugepages"
+    assert config.segment_bytes == 512 << 20
+
+
+def test_environment_fills_in_what_is_not_given() -> None:
+    environ = {"PEGAFLOW_POOL_NAME": "env", "PEGAFLOW_POOL_SIZE": "1gib", "PEGAFLOW_MODE": "save_only"}
+    config = parse_config({"pegaflow.pool_name": "given"}, environ)
+    assert (config.pool_name, config.pool_bytes, config.mode) == ("given", 1 << 30, "save_only")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("10 kb", 10_000),
+        ("1.5gb", 1_500_000_000),
+        ("2GiB", 2 << 30),
+        ("3tb", 3 * 10**12),
+        (4096, 4096),
+        ("7b", 7),
+    ],
+)
+def test_size_in_bytes(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("value", ["", "gb", "12 parsec", "-1gb", "1e9", 0, -5, True, None, 1.5, [1], "0"])
+def test_what_is_not_a_size_is_refused(value: object) -> None:
+    with pytest.raises(InvalidArgument, match="pool_size"):
+        parse_size(value, "pegaflow.pool_size")
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("pegaflow.pool_nmae", "pegaflow.pool_name"),
+        ("pegaflow.poolsize", "pegaflow.pool_size"),
+        ("pool_size", "pegaflow.pool_size"),
+        ("pegaflow.segment", "pegaflow.segment_size"),
+        ("pegaflow.shmdir", "pegaflow.shm_dir"),
+        ("something.else", "pegaflow."),
+    ],
+)
+def test_unknown_option_names_the_nearest(key: str, nearest: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{key}.*did you mean '{nearest}"):
+        parse_config({key: "x"}, {})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "transfer_backend",
+        "wait_for_full_prefix",
+        "pd_tail_save",
+        "pd_tail_load",
+        "ssd_cache_path",
+        "tp_shard_endpoints",
+        "pd.rdma.rank_map",
+    ],
+)
+def test_option_of_a_missing_feature_is_refused_by_name(key: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"pegaflow.{key} is not supported by this version"):
+        parse_config({f"pegaflow.{key}": True}, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mode", "readwrite"),
+        ("mode", 1),
+        ("pool_name", ""),
+        ("pool_name", "a/b"),
+        ("pool_name", ".."),
+        ("pool_name", 3),
+        ("pool_name", "x" * 65),
+        ("shm_dir", "relative"),
+        ("shm_dir", None),
+        ("pool_size", "big"),
+        ("pool_size", [1]),
+        ("segment_size", True),
+    ],
+)
+def test_wrong_value_is_refused_and_named(key: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"pegaflow.{key}"):
+        parse_config({f"pegaflow.{key}": value}, {})
+
+
+def test_wrong_value_in_the_environment_names_the_variable() -> None:
+    with pytest.raises(InvalidArgument, match="PEGAFLOW_POOL_SIZE"):
+        parse_config({}, {"PEGAFLOW_POOL_SIZE": "huge"})
+
+
+def test_segment_larger_than_the_pool_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="segment_size"):
+        parse_config({"pegaflow.pool_size": "1mb", "pegaflow.segment_size": "1gb"}, {})
+
+
+def test_server_options_are_ignored_with_one_note() -> None:
+    config = parse_config({"pegaflow.host": "http://127.0.0.1", "pegaflow.port": 50055}, {"PEGAFLOW_PORT": "1"})
+    assert len(config.notes) == 1
+    assert "pegaflow.host and pegaflow.port and PEGAFLOW_PORT" in config.notes[0]
+
+
+def test_load_timeout_has_a_floor() -> None:
+    assert parse_config({}, {"PEGA_LOAD_TIMEOUT_SECONDS": "1"}).load_timeout_seconds == 30.0
+    assert parse_config({}, {"PEGA_LOAD_TIMEOUT_SECONDS": "300"}).load_timeout_seconds == 300.0
+    with pytest.raises(InvalidArgument, match="PEGA_LOAD_TIMEOUT_SECONDS"):
+        parse_config({}, {"PEGA_LOAD_TIMEOUT_SECONDS": "soon"})
+
+
+def test_instance_id_is_kept_for_people() -> None:
+    assert parse_config({}, {"PEGAFLOW_INSTANCE_ID": "blue"}).instance_id == "blue"
