@@ -5,22 +5,57 @@ use std::fs::File;
 use crate::error::Result;
 use crate::limits::{NAMESPACES_MAX, PROCESSES_MAX, SLOTS_PER_RANGE, STRIPES};
 use crate::shm::geometry::{Geometry, Offsets};
-use crate::shm::mapping::Mapping;
+use crate::shm::mapping::{Mapping, Table};
 use crate::shm::rows::{ExtentRow, NamespaceRow, PoolHeader, ProcessRow, SlotHeader, Stripe};
 use crate::sync::{Acquire, AtomicU32, AtomicU64};
 
 /// Tables of one pool.
 pub(crate) struct Control {
-    map: Mapping,
     geometry: Geometry,
     offsets: Offsets,
+    header: Table<PoolHeader>,
+    processes: Table<ProcessRow>,
+    namespaces: Table<NamespaceRow>,
+    extents: Table<ExtentRow>,
+    stripes: Table<Stripe>,
+    ranges: Table<AtomicU32>,
+    buckets: Table<AtomicU32>,
+    free: Table<AtomicU64>,
+    stamps: Table<AtomicU64>,
+    slots: Table<SlotHeader>,
+    /// What the tables lie in; dropped with them.
+    _map: Mapping,
+}
+
+/// The records of a table of `self`.
+macro_rules! records {
+    ($self:ident . $table:ident) => {
+        // SAFETY: made of the mapping that lives in the same struct and is never replaced.
+        unsafe { $self.$table.records() }
+    };
 }
 
 impl Control {
     /// Map a control file whose superblock has been checked.
     pub(crate) fn map(file: &File, geometry: Geometry) -> Result<Self> {
         let offsets = geometry.offsets();
-        Ok(Self { map: Mapping::new(file, offsets.end)?, geometry, offsets })
+        let map = Mapping::new(file, offsets.end)?;
+        let slots = geometry.slots_max as usize;
+        Ok(Self {
+            geometry,
+            offsets,
+            header: map.table(0, 1),
+            processes: map.table(offsets.processes, PROCESSES_MAX),
+            namespaces: map.table(offsets.namespaces, NAMESPACES_MAX),
+            extents: map.table(offsets.extents, geometry.segments_max() as usize),
+            stripes: map.table(offsets.stripes, STRIPES),
+            ranges: map.table(offsets.ranges, slots / SLOTS_PER_RANGE as usize),
+            buckets: map.table(offsets.buckets, geometry.buckets()),
+            free: map.table(offsets.free, slots / 64),
+            stamps: map.table(offsets.stamps, slots),
+            slots: map.table(offsets.slots, slots),
+            _map: map,
+        })
     }
 
     pub(crate) fn geometry(&self) -> &Geometry {
@@ -32,38 +67,38 @@ impl Control {
     }
 
     pub(crate) fn header(&self) -> &PoolHeader {
-        &self.map.records(0, 1)[0]
+        &records!(self.header)[0]
     }
 
     pub(crate) fn processes(&self) -> &[ProcessRow] {
-        self.map.records(self.offsets.processes, PROCESSES_MAX)
+        records!(self.processes)
     }
 
     pub(crate) fn namespaces(&self) -> &[NamespaceRow] {
-        self.map.records(self.offsets.namespaces, NAMESPACES_MAX)
+        records!(self.namespaces)
     }
 
     pub(crate) fn extents(&self) -> &[ExtentRow] {
-        self.map.records(self.offsets.extents, self.geometry.segments_max() as usize)
+        records!(self.extents)
     }
 
     pub(crate) fn stripes(&self) -> &[Stripe] {
-        self.map.records(self.offsets.stripes, STRIPES)
+        records!(self.stripes)
     }
 
     /// Extent (plus one) of each range of slots; 0 where no header memory is claimed.
     pub(crate) fn ranges(&self) -> &[AtomicU32] {
-        self.map.records(self.offsets.ranges, (self.geometry.slots_max / SLOTS_PER_RANGE) as usize)
+        records!(self.ranges)
     }
 
     /// Head slot (plus one) of each chain.
     pub(crate) fn buckets(&self) -> &[AtomicU32] {
-        self.map.records(self.offsets.buckets, self.geometry.buckets())
+        records!(self.buckets)
     }
 
     /// One bit per slot that may be free: a hint.
     pub(crate) fn free_words(&self) -> &[AtomicU64] {
-        self.map.records(self.offsets.free, self.geometry.slots_max as usize / 64)
+        records!(self.free)
     }
 
     /// Extent of a slot, if its headers are in use.
@@ -77,13 +112,13 @@ impl Control {
         Some(self.slot_unchecked(slot))
     }
 
-    /// Header of a slot whose range is known to be claimed. Still inside the mapping for any number.
+    /// Header of a slot whose range is known to be claimed. Panics behind the table.
     pub(crate) fn slot_unchecked(&self, slot: u32) -> &SlotHeader {
-        &self.map.records::<SlotHeader>(self.offsets.slots, self.geometry.slots_max as usize)[slot as usize]
+        &records!(self.slots)[slot as usize]
     }
 
     /// Recency of `slot`, 0 if it is not evictable. The slot's range is claimed.
     pub(crate) fn stamp(&self, slot: u32) -> &AtomicU64 {
-        &self.map.records::<AtomicU64>(self.offsets.stamps, self.geometry.slots_max as usize)[slot as usize]
+        &records!(self.stamps)[slot as usize]
     }
 }

@@ -1,6 +1,7 @@
 //! A shared mapping of one file, and checked access to what lies in it.
 
 use std::fs::File;
+use std::ptr::NonNull;
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -39,11 +40,32 @@ impl Mapping {
     }
 
     /// `count` records at `offset`. Panics outside the mapping: offsets come from a checked geometry.
-    pub(crate) fn records<T: Shared>(&self, offset: usize, count: usize) -> &[T] {
+    pub(crate) fn table<T: Shared>(&self, offset: usize, count: usize) -> Table<T> {
         let address = self.address(offset, count * size_of::<T>()).expect("table inside the mapping").cast::<T>();
         assert!(address.is_aligned(), "table is aligned");
-        // SAFETY: the range lies inside the mapping, which lives as long as `self`; `T: Shared` has only atomic fields
-        // and no invalid bit patterns, so other processes may write it while we hold a shared reference.
-        unsafe { std::slice::from_raw_parts(address, count) }
+        Table { start: NonNull::new(address).expect("a mapping is not at address 0"), count }
     }
 }
+
+/// Records of one table, found once so that lookups need not check again.
+pub(crate) struct Table<T: Shared> {
+    start: NonNull<T>,
+    count: usize,
+}
+
+impl<T: Shared> Table<T> {
+    /// The records.
+    ///
+    /// # Safety
+    /// The mapping that the table was made of is still mapped, and stays so as long as the result is used.
+    pub(crate) unsafe fn records(&self) -> &[T] {
+        // SAFETY: `table` checked bounds and alignment; the caller says that the memory is still mapped. `T: Shared`
+        // has only atomic fields and no invalid bit patterns, so other processes may write it meanwhile.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+}
+
+// SAFETY: a table is a view of shared memory of atomic records, which any thread may use.
+unsafe impl<T: Shared> Send for Table<T> {}
+// SAFETY: as above.
+unsafe impl<T: Shared> Sync for Table<T> {}
