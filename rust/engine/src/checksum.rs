@@ -27,6 +27,26 @@ impl PartHasher {
     }
 }
 
+/// Checksum of a block of one part that lies in one or several slots: of one slot, that of its bytes; of several, one in
+/// which their order counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChainChecksum(Option<u64>);
+
+impl ChainChecksum {
+    /// Take the checksum of the next slot's bytes in use, as bytes of part 0.
+    pub fn add(&mut self, slot: u64) {
+        self.0 = Some(match self.0 {
+            None => slot,
+            Some(before) => (before ^ slot).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29),
+        });
+    }
+
+    /// The checksum of the block; `None` without any slot.
+    pub fn finish(self) -> Option<u64> {
+        self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,5 +62,18 @@ mod tests {
     #[test]
     fn the_same_bytes_have_another_checksum_in_another_part() {
         assert_ne!(part_checksum(0, b"same"), part_checksum(1, b"same"));
+    }
+
+    #[test]
+    fn the_order_of_slots_counts() {
+        let of = |slots: &[u64]| {
+            let mut checksum = ChainChecksum::default();
+            slots.iter().for_each(|slot| checksum.add(*slot));
+            checksum.finish()
+        };
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[7]), Some(7));
+        assert_ne!(of(&[1, 2, 3]), of(&[1, 3, 2]));
+        assert_ne!(of(&[1, 2]), of(&[2, 1, 0]));
     }
 }

@@ -42,6 +42,8 @@ pub const LOCK_SLEEP: Duration = Duration::from_micros(50);
 pub const CHAIN_HOPS_MAX: usize = 4096;
 /// Times a reader walks a chain again because a writer changed it meanwhile.
 pub const READ_RETRIES_MAX: usize = 64;
+/// Entries of a chain that a lookup of many keys steps over before it compares whole keys.
+pub const CHAIN_HOPS_AHEAD: usize = 3;
 /// Keys whose table entries are fetched together, so that cache misses overlap.
 pub const LOOKUP_BATCH: usize = 32;
 

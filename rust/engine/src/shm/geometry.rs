@@ -74,8 +74,9 @@ impl Geometry {
         self.pool_bytes / self.segment_bytes
     }
 
+    /// Twice the slots: most chains have one entry, and a lookup one cache miss.
     pub(crate) fn buckets(&self) -> usize {
-        (self.slots_max as usize).next_power_of_two()
+        (self.slots_max as usize).next_power_of_two() * 2
     }
 
     /// Where the tables lie. The geometry has been checked, so nothing overflows.
