@@ -1,0 +1,1 @@
+"""Rules of style that a machine can check, so that no review has to."""

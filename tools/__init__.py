@@ -1,0 +1,1 @@
+"""Programs of the build; run from the root of the repository."""
