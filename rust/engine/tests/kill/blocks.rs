@@ -1,0 +1,145 @@
+//! Blocks that prove themselves: every part carries its key, its part number, and a checksum over all its bytes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pegaflow_engine::checksum::part_checksum;
+use pegaflow_engine::{BlockRef, Key, Namespace, OpenOptions, Pool};
+
+use super::random::mix;
+
+pub const PART_BYTES: [u64; 2] = [512, 1024];
+pub const SEGMENT_BYTES: u64 = 64 << 10;
+/// Two segments per extent of 64 slots: 256 slots in all.
+pub const POOL_BYTES: u64 = 8 * SEGMENT_BYTES;
+pub const POOL_NAME: &str = "p";
+pub const MAIN: u8 = 9;
+
+/// Options of the pool that all processes of a test share.
+pub fn options(shm_dir: &Path) -> OpenOptions {
+    OpenOptions {
+        shm_dir: shm_dir.to_owned(),
+        pool_bytes: Some(POOL_BYTES),
+        segment_bytes: Some(SEGMENT_BYTES),
+        ..OpenOptions::default()
+    }
+}
+
+pub fn open(shm_dir: &Path) -> Arc<Pool> {
+    Pool::open(POOL_NAME, &options(shm_dir)).unwrap()
+}
+
+/// The namespace whose fingerprint consists of `byte`.
+pub fn namespace(pool: &Pool, byte: u8) -> Namespace {
+    pool.namespace(&[byte; 32], 0, &PART_BYTES, "kill tests").unwrap()
+}
+
+pub fn key(number: u64) -> Key {
+    let mut bytes = [0u8; 32];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    bytes[8..16].copy_from_slice(&mix(number).to_le_bytes());
+    Key::new(&bytes).unwrap()
+}
+
+pub fn keys(numbers: std::ops::Range<u64>) -> Vec<Key> {
+    numbers.map(key).collect()
+}
+
+fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    bytes.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap()))
+}
+
+fn sum_of(key: &Key, part: u32, words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(mix(hash_of(key) ^ u64::from(part)), |sum, word| (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+}
+
+fn hash_of(key: &Key) -> u64 {
+    words_of(&key.to_bytes()).fold(7, |hash, word| mix(hash ^ word))
+}
+
+/// Bytes of one part: `nonce` (different for every store of a key), key, part, filler, checksum.
+pub fn content(key: &Key, part: u32, nonce: u64, bytes: usize) -> Vec<u8> {
+    let mut words = Vec::with_capacity(bytes / 8);
+    words.extend([nonce, hash_of(key), u64::from(part)]);
+    while words.len() < bytes / 8 - 1 {
+        words.push(mix(nonce.wrapping_add(words.len() as u64)));
+    }
+    words.push(sum_of(key, part, words.iter().copied()));
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// What is wrong with the bytes of a part, if anything is.
+pub fn wrong(key: &Key, part: u32, bytes: &[u8]) -> Option<String> {
+    let words: Vec<u64> = words_of(bytes).collect();
+    let (sum, rest) = words.split_last()?;
+    if words[1] != hash_of(key) || words[2] != u64::from(part) {
+        return Some(format!("part {part} holds part {} of another block ({:#x})", words[2], words[1]));
+    }
+    if *sum != sum_of(key, part, rest.iter().copied()) {
+        return Some(format!("part {part} has bytes that do not match their checksum"));
+    }
+    None
+}
+
+/// Write both parts of a reserved block and mark them. `false` if the block is gone.
+pub fn fill(pool: &Pool, block: BlockRef, key: &Key, nonce: u64) -> bool {
+    let space = pool.space();
+    (0..PART_BYTES.len() as u32).all(|part| {
+        let Some(target) = space.write_target(block, part) else { return false };
+        let bytes = content(key, part, nonce, target.bytes);
+        // SAFETY: reserved by this process, so nobody else touches it; address and length come from the pool.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.address, bytes.len()) };
+        space.mark_part(block, part, Some(part_checksum(part, &bytes)))
+    })
+}
+
+/// What is wrong with a leased block, if anything is.
+pub fn wrong_block(pool: &Pool, block: BlockRef, key: &Key) -> Option<String> {
+    let space = pool.space();
+    let mut nonces = Vec::new();
+    for part in 0..PART_BYTES.len() as u32 {
+        let Some(source) = space.read_source(block, part) else {
+            return Some(format!("leased block {:#x} has no readable part {part}", block.0));
+        };
+        // SAFETY: leased by this process, so the bytes stay; address and length come from the pool.
+        let bytes = unsafe { std::slice::from_raw_parts(source.address, source.bytes) };
+        if let Some(what) = wrong(key, part, bytes) {
+            return Some(format!("block {:#x}: {what}", block.0));
+        }
+        nonces.push(bytes[..8].to_vec());
+    }
+    (nonces[0] != nonces[1]).then(|| format!("block {:#x} has parts of two stores", block.0))
+}
+
+/// Store what is absent of a chain of keys; what finds no slot is left out. Returns how many became visible.
+pub fn store_chain(pool: &Pool, ns: Namespace, chain: &[Key], nonce: u64) -> usize {
+    let reserved = pool.reserve(ns, chain, None, true).unwrap();
+    let blocks: Vec<BlockRef> = reserved.iter().map(|(_, block)| *block).collect();
+    for (position, block) in &reserved {
+        assert!(fill(pool, *block, &chain[*position], nonce), "a reserved block is there until it is published");
+    }
+    pool.publish(&blocks).unwrap()
+}
+
+/// Store single blocks without parents until all are there, waiting while the pool grows.
+pub fn store_all(pool: &Pool, ns: Namespace, keys: &[Key], nonce: u64) {
+    let started = std::time::Instant::now();
+    for key in keys {
+        while store_chain(pool, ns, &[*key], nonce) == 0 && !pool.contains(ns, &[*key]).unwrap()[0] {
+            assert!(started.elapsed().as_secs() < 20, "a block cannot be stored: {:?}", pool.last_grow_error());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+}
+
+/// Lease, check and release the longest present prefix. Returns its length.
+pub fn check_chain(pool: &Pool, ns: Namespace, chain: &[Key]) -> usize {
+    let leased = pool.lease(ns, chain, 0, chain.len()).unwrap();
+    for (block, key) in leased.iter().zip(chain) {
+        if let Some(what) = wrong_block(pool, *block, key) {
+            panic!("wrong bytes: {what}");
+        }
+    }
+    pool.release(&leased).unwrap();
+    leased.len()
+}

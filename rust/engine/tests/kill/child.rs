@@ -1,0 +1,114 @@
+//! Child processes of the helper program `pool-worker`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+/// A running `pool-worker`; killed when dropped.
+pub struct Worker {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+    /// It was waited for: its number may belong to another process now.
+    gone: bool,
+}
+
+impl Worker {
+    /// Start `pool-worker ROLE DIR ARGS...`.
+    pub fn start(role: &str, shm_dir: &Path, args: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_pool-worker"))
+            .arg(role)
+            .arg(shm_dir)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Self { stdin: child.stdin.take(), stdout, child, gone: false }
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    /// Wait for the line that says so.
+    pub fn expect(&mut self, line: &str) {
+        assert_eq!(self.line(), line);
+    }
+
+    /// The next line that the worker prints.
+    pub fn line(&mut self) -> String {
+        let mut text = String::new();
+        self.stdout.read_line(&mut text).unwrap();
+        text.trim_end().to_owned()
+    }
+
+    /// Write a line to the worker.
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    /// Kill -9 and wait.
+    pub fn kill(mut self) {
+        self.signal(Signal::SIGKILL);
+        assert_eq!(self.end(), WaitStatus::Signaled(self.pid(), Signal::SIGKILL, false));
+    }
+
+    /// Close its input and wait for a good end.
+    pub fn finish(mut self) {
+        let status = self.end();
+        assert_eq!(status, WaitStatus::Exited(self.pid(), 0), "the worker failed");
+    }
+
+    /// How it ends, within half a minute.
+    pub fn end(&mut self) -> WaitStatus {
+        drop(self.stdin.take());
+        self.wait(WaitPidFlag::empty(), Duration::from_secs(30))
+    }
+
+    /// Whether it is stopped by its crash point (else how it ended).
+    pub fn stopped_or_ended(&mut self) -> WaitStatus {
+        self.wait(WaitPidFlag::WUNTRACED, Duration::from_secs(30))
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<WaitStatus> {
+        self.look(WaitPidFlag::empty())
+    }
+
+    fn look(&mut self, flags: WaitPidFlag) -> Option<WaitStatus> {
+        let status = waitpid(self.pid(), Some(flags | WaitPidFlag::WNOHANG)).unwrap();
+        self.gone |= matches!(status, WaitStatus::Exited(..) | WaitStatus::Signaled(..));
+        (status != WaitStatus::StillAlive).then_some(status)
+    }
+
+    fn wait(&mut self, flags: WaitPidFlag, limit: Duration) -> WaitStatus {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.look(flags) {
+                return status;
+            }
+            assert!(started.elapsed() < limit, "the worker hangs");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if !self.gone {
+            self.signal(Signal::SIGKILL);
+            let _dead = waitpid(self.pid(), None);
+        }
+    }
+}

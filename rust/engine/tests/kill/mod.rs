@@ -1,0 +1,7 @@
+//! What the tests that kill, stop and damage things share.
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary uses some of them")]
+
+pub mod blocks;
+pub mod child;
+pub mod random;
+pub mod settled;

@@ -1,0 +1,76 @@
+//! Whether a pool that nobody else is using has lost anything: a slot, a lease, a block, a byte.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pegaflow_engine::{Namespace, Pool, admin};
+
+use super::blocks::{check_chain, key, store_all};
+use super::random::mix;
+
+/// Keys from here on are used by nobody but [`assert_nothing_lost`].
+pub const FRESH: u64 = 1 << 50;
+
+pub fn stat(stats: &[(&'static str, u64)], name: &str) -> u64 {
+    stats.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no counter {name}")).1
+}
+
+/// Every invariant and checksum of the files, as `pegaflow verify` sees them.
+fn problems(pool: &Pool) -> Vec<serde_json::Value> {
+    let report = admin::verify(pool.path(), true, &mut |_, _| {}).unwrap();
+    let mut report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    std::mem::take(report["problems"].as_array_mut().unwrap())
+}
+
+fn dead_processes(pool: &Pool) -> usize {
+    let facts: serde_json::Value = serde_json::from_str(&admin::inspect(pool.path()).unwrap()).unwrap();
+    facts["processes"].as_array().unwrap().iter().filter(|process| process["alive"] == false).count()
+}
+
+/// Reap until nothing of the dead is left, then check everything. An index that a dead process was rebuilding is
+/// rebuilt by a background thread soon.
+pub fn assert_settled(pool: &Pool) {
+    let started = Instant::now();
+    while pool.reap().unwrap() > 0 || dead_processes(pool) > 0 {
+        assert!(started.elapsed() < Duration::from_secs(5), "dead processes are never reaped");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    loop {
+        let problems = problems(pool);
+        if !problems.iter().any(|problem| problem == "the index waits to be rebuilt") {
+            assert!(problems.is_empty(), "pegaflow verify: {problems:?}");
+            return;
+        }
+        assert!(started.elapsed() < Duration::from_secs(5), "the index is never rebuilt");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Fill the whole pool anew through one namespace after another: a slot or a lease that was lost would show as a
+/// block that is not there. The caller is the only process and holds no lease.
+pub fn assert_nothing_lost(pool: &Arc<Pool>, spaces: &[Namespace]) {
+    assert_settled(pool);
+    for ns in spaces {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let first = FRESH | mix(now.as_nanos() as u64) >> 16;
+        let mut stored = 0;
+        loop {
+            let stats = pool.namespace_stats(*ns).unwrap();
+            let (slots, free, sealed) =
+                (stat(&stats, "slots"), stat(&stats, "slots_free"), stat(&stats, "blocks_sealed"));
+            assert_eq!(slots, free + sealed, "every slot is free or holds a block: {stats:?}");
+            if stored > 0 && stored >= slots && free == 0 {
+                break;
+            }
+            let batch: Vec<_> = (first + stored..first + stored + 16).map(key).collect();
+            store_all(pool, *ns, &batch, first);
+            stored += batch.len() as u64;
+        }
+        let slots = stat(&pool.namespace_stats(*ns).unwrap(), "slots");
+        for number in first + stored - slots..first + stored {
+            assert_eq!(check_chain(pool, *ns, &[key(number)]), 1, "fresh block {number} of {slots} found no slot");
+        }
+    }
+    pool.rebuild_index().unwrap();
+    assert_settled(pool);
+}

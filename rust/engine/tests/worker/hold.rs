@@ -1,0 +1,42 @@
+//! A process that holds something and waits to be killed or told to go on.
+
+use std::path::Path;
+
+use crate::blocks::{MAIN, fill, key, keys, namespace, open, store_all, wrong_block};
+use crate::{say, wait_for_parent};
+
+/// Number of the first key that holders use.
+pub const HELD: u64 = 1 << 40;
+
+pub fn run(dir: &Path, what: &str) {
+    let pool = open(dir);
+    match what {
+        "nothing" => {
+            say("holding");
+            wait_for_parent();
+        }
+        "reservation" => {
+            let ns = namespace(&pool, MAIN);
+            store_all(&pool, ns, &keys(HELD..HELD + 4), 1);
+            let reserved = pool.reserve(ns, &keys(HELD + 100..HELD + 110), None, true).unwrap();
+            assert!(!reserved.is_empty());
+            assert!(fill(&pool, reserved[0].1, &key(HELD + 100), 2));
+            say("holding");
+            wait_for_parent();
+        }
+        "lease" => {
+            let ns = namespace(&pool, MAIN);
+            let chain = keys(HELD..HELD + 4);
+            store_all(&pool, ns, &chain, 1);
+            let leased = pool.lease(ns, &chain, 0, 4).unwrap();
+            assert_eq!(leased.len(), 4);
+            say("holding");
+            wait_for_parent();
+            for (block, key) in leased.iter().zip(&chain) {
+                assert_eq!(wrong_block(&pool, *block, key), None);
+            }
+            pool.release(&leased).unwrap();
+        }
+        other => panic!("cannot hold {other}"),
+    }
+}

@@ -1,0 +1,36 @@
+//! Helper program of the kill tests: one process of a pool that does what its role says until it is told to stop, or
+//! killed. `pool-worker ROLE DIR ARGS...`; lines on standard output say how far it is.
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "a program for tests")]
+
+#[path = "../kill/blocks.rs"]
+mod blocks;
+#[path = "hold.rs"]
+mod hold;
+#[path = "points.rs"]
+mod points;
+#[path = "../kill/random.rs"]
+mod random;
+
+use std::path::PathBuf;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (role, dir) = (args[0].as_str(), PathBuf::from(&args[1]));
+    let rest: Vec<&str> = args[2..].iter().map(String::as_str).collect();
+    match role {
+        "point" => points::run(&dir, rest[0], rest[1], &rest[2..]),
+        "hold" => hold::run(&dir, rest[0]),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Say something to the parent at once.
+fn say(line: &str) {
+    println!("{line}");
+}
+
+/// Wait until the parent writes a line or closes our input.
+fn wait_for_parent() {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+}
