@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 RESULTS_DIR = Path("build/bench")
 SHM_DIR = Path("/dev/shm")
+TABLE_COLUMNS_MIN = 110
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,15 @@ def finish(name: str, results: Sequence[Result]) -> None:
     rows = [asdict(one) | {"ratio": one.ratio} for one in results]
     path = RESULTS_DIR / f"{name}.json"
     path.write_text(json.dumps(rows, indent=1) + "\n")
-    table = Table(title=f"{name} on {machine()}", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, title=f"{name} on {machine()}", title_justify="left")
     for column in ("name", "value", "unit", "reference", "reference value", "ratio"):
         table.add_column(column, justify="left" if column in ("name", "unit", "reference") else "right")
     for one in results:
         table.add_row(
             one.name, digits(one.value), one.unit, one.reference or "", digits(one.reference_value), digits(one.ratio)
         )
-    console = Console()
+    # Into a file or a narrow terminal too: rows that wrap cannot be compared.
+    console = Console(width=max(Console().width, TABLE_COLUMNS_MIN))
     console.print(table)
     console.print(f"written to {path}", highlight=False)
 

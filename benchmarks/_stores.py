@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from benchmarks._common import note
 
@@ -93,12 +93,18 @@ class RedisStore:
         import redis
 
         self._client = redis.Redis(host="127.0.0.1", port=port)
-        self.get = self._client.get
-        self.remove = self._client.getdel
 
     def put(self, key: str, value: bytes) -> None:
         """SET."""
         self._client.set(key, value)
+
+    def get(self, key: str) -> bytes | None:
+        """GET."""
+        return cast("bytes | None", self._client.get(key))
+
+    def remove(self, key: str) -> bytes | None:
+        """GETDEL."""
+        return cast("bytes | None", self._client.getdel(key))
 
     def close(self) -> None:
         """Close the connection."""

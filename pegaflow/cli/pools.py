@@ -58,5 +58,5 @@ def _percent(one: PoolListing) -> str:
 
 
 def _reasons(found: list[PoolListing]) -> list[object]:
-    lines: list[object] = [cell(f"{one.path}: {one.error}") for one in found if one.error is not None]
+    lines: list[object] = [cell(f"{one.name}: {one.error}") for one in found if one.error is not None]
     return ["", *lines] if lines else []
