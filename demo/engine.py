@@ -16,7 +16,7 @@ START_WAIT_S_MAX = 900.0
 ANSWER_WAIT_S_MAX = 600.0
 DEATH_WAIT_S_MAX = 30.0
 LOG_LINES_SHOWN = 25
-SHM = Path("/dev/shm")  # noqa: S108
+SHM = Path("/dev/shm")
 
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",

@@ -67,7 +67,7 @@ class ConnectorConfig:
     pool_name: str = "default"
     pool_bytes: int | None = None
     """Size of the pool if this process creates it; ``None``: what fits (see ``Pool.open``)."""
-    shm_dir: str = "/dev/shm"  # noqa: S108 - POSIX shared memory lives there by definition
+    shm_dir: str = "/dev/shm"
     segment_bytes: int | None = None
     load_timeout_seconds: float = 120.0
     """A load that takes longer is reported in the log and the metrics; it is never abandoned half-way."""

@@ -151,7 +151,7 @@ def removal_at_logout(host: Host, shm_dir: str) -> Finding:
 
 
 def _below_dev_shm(mount: Mount | None) -> bool:
-    return mount is not None and mount.path == "/dev/shm"  # noqa: S108 - a mount point, not a temporary file
+    return mount is not None and mount.path == "/dev/shm"
 
 
 def _remove_ipc_off(host: Host) -> bool:

@@ -14,7 +14,7 @@ from pegaflow import _native
 from pegaflow.errors import PoolNotFound, PoolRefused
 from pegaflow.shm.report import InspectReport, PoolListing, SystemReport, VerifyReport, decode, decode_list
 
-SHM_DIR_DEFAULT = "/dev/shm"  # noqa: S108 - not a temporary file: POSIX shared memory lives here
+SHM_DIR_DEFAULT = "/dev/shm"
 
 
 @contextmanager
