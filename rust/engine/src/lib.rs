@@ -11,6 +11,7 @@ pub mod error;
 pub mod hash;
 pub mod key;
 pub mod limits;
+pub mod objects;
 pub mod shm;
 pub mod slot_space;
 mod sync;

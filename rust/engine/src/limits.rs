@@ -81,3 +81,23 @@ pub const COPY_ITEMS_QUEUED_MAX: usize = 1 << 22;
 pub const COPY_REGIONS_MAX: usize = 1 << 16;
 /// Blocks of one KV layout.
 pub const COPY_BLOCKS_MAX: u32 = u32::MAX;
+
+/// Bytes of one value of the object store.
+pub const OBJECT_VALUE_BYTES_MAX: u64 = 1 << 30;
+/// Bytes of a key of the object store, as UTF-8.
+pub const OBJECT_KEY_BYTES_MAX: usize = 64 << 10;
+/// Values from here on are copied by several threads.
+pub const OBJECT_PARALLEL_BYTES_MIN: usize = 1 << 20;
+/// Longest wait of the object store for another process in all of one operation.
+pub const OBJECT_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Smallest pool that an object store creates: each size class takes segments of its own.
+pub const OBJECT_POOL_BYTES_MIN: u64 = 1 << 20;
+/// Largest segment of a pool that an object store creates, but for pools that would have too many.
+pub const OBJECT_SEGMENT_BYTES_MAX: u64 = 64 << 20;
+/// Slots at most of a pool that an object store creates; the index takes 4 bytes for each from the start.
+pub const OBJECT_SLOTS_MAX: u64 = 8 << 20;
+
+const _: () = assert!(
+    OBJECT_VALUE_BYTES_MAX + OBJECT_KEY_BYTES_MAX as u64 + 4096 < u32::MAX as u64,
+    "the bytes in use of a value fit 32 bits"
+);

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::verify::{Progress, Report};
 use super::view::View;
-use crate::checksum::{PartHasher, part_checksum};
+use crate::checksum::{ChainChecksum, part_checksum};
 use crate::key::BlockRef;
 use crate::limits::PROCESSES_MAX;
 use crate::shm::core::Core;
@@ -27,7 +27,8 @@ struct Blocks<'a> {
     linked: &'a HashSet<u32>,
     rows_in_use: Vec<bool>,
     names: HashSet<(u32, [u64; 4], Vec<u8>)>,
-    members: HashMap<u64, u64>,
+    /// Member slots of each sealed head, less those that it reaches.
+    members: HashMap<u64, i64>,
     segments: HashMap<u32, Option<Mapping>>,
 }
 
@@ -56,8 +57,8 @@ pub(super) fn check_blocks(
     }
     progress(total, total);
     for (head, count) in &blocks.members {
-        if *count > 0 {
-            report.problem(format!("{count} member slots are not reachable from block {head:#x}"));
+        if *count != 0 {
+            report.problem(format!("block {head:#x} does not reach exactly its member slots ({count} amiss)"));
         }
     }
 }
@@ -168,17 +169,16 @@ impl Blocks<'_> {
     /// Take the members that are reachable from a head off the account.
     fn count_members(&mut self, head: BlockRef, header: &SlotHeader) {
         let mut link = header.member_next.load(Acquire);
-        let mut reachable = 0u64;
+        let mut reachable = 0i64;
         while let Some(member) = link.checked_sub(1).and_then(|slot| self.view.control.slot(slot)) {
-            if member.parent.load(Relaxed) != head.0 || reachable > self.view.control.geometry().slots_max {
+            if member.parent.load(Relaxed) != head.0 || reachable > self.view.control.geometry().slots_max as i64 {
                 break;
             }
             reachable += 1;
             link = member.member_next.load(Acquire);
         }
         if reachable > 0 {
-            let count = self.members.entry(head.0).or_default();
-            *count = count.wrapping_sub(reachable);
+            *self.members.entry(head.0).or_default() -= reachable;
         }
     }
 
@@ -195,7 +195,7 @@ impl Blocks<'_> {
         let actual = if used == 0 && header.member_next.load(Acquire) == 0 {
             self.checksum_of_parts(slot, extent, facts)
         } else {
-            self.checksum_of_chain(slot, used, facts)
+            self.checksum_of_chain(slot, used)
         };
         match actual {
             Some(actual) if actual == expected => report.checksums_checked += 1,
@@ -213,18 +213,19 @@ impl Blocks<'_> {
         Some(sum)
     }
 
-    /// A block of several slots, or one that fills its slot in part, has one checksum over the bytes in use.
-    fn checksum_of_chain(&mut self, head: u32, used: usize, facts: &NamespaceFacts) -> Option<u64> {
-        let mut hasher = PartHasher::new(0);
+    /// Checksum of the bytes in use of a block of one part, in one or several slots.
+    fn checksum_of_chain(&mut self, head: u32, used: usize) -> Option<u64> {
+        let mut checksum = ChainChecksum::default();
         let (mut left, mut slot) = (used, head);
         loop {
             let extent = Extent::load(&self.view.control, self.view.control.extent_of(slot)?).ok()??;
-            let bytes = self.bytes_of(slot, &extent, 0, facts.part_bytes[0])?;
+            let part_bytes = facts(&self.view.control.namespaces()[extent.namespace as usize])?.part_bytes[0];
+            let bytes = self.bytes_of(slot, &extent, 0, part_bytes)?;
             let taken = left.min(bytes.len());
-            hasher.update(&bytes[..taken]);
+            checksum.add(part_checksum(0, &bytes[..taken]));
             left -= taken;
             if left == 0 {
-                return Some(hasher.finish());
+                return checksum.finish();
             }
             slot = self.view.control.slot(slot)?.member_next.load(Acquire).checked_sub(1)?;
         }

@@ -39,12 +39,9 @@ impl Core {
         if cursor.empty_at == Some(frees) && cursor.empty_version == version {
             return None;
         }
-        let words: usize = extents.iter().map(|extent| extent.ranges().len()).sum();
-        for step in 0..words {
-            let position = (cursor.word + step) % words;
-            let Some((extent, word)) = nth_word(extents, position) else { break };
+        for (extent, word) in words_from(extents, cursor.word) {
             if let Some(taken) = self.take_from_word(extent, word) {
-                cursor.word = position;
+                cursor.word = word;
                 cursor.empty_at = None;
                 cursor.taken += 1;
                 return Some(taken);
@@ -153,13 +150,41 @@ impl Core {
 /// A slot and the state word that was just stored in it.
 pub(crate) type TakenSlot = (u32, SlotState);
 
-fn nth_word(extents: &[Extent], mut position: usize) -> Option<(&Extent, usize)> {
-    for extent in extents {
+/// Words of the hints of these extents, once around, from the word `start` on if it is one of theirs.
+fn words_from(extents: &[Extent], start: usize) -> impl Iterator<Item = (&Extent, usize)> {
+    let count = extents.len();
+    let first = extents.iter().position(|extent| extent.ranges().contains(&start));
+    let (first, start) = first.map_or((0, 0), |first| (first, start));
+    // The extent in the middle of which the circle begins comes twice.
+    (0..if count == 0 { 0 } else { count + 1 }).flat_map(move |turn| {
+        let extent = &extents[(first + turn) % count];
         let ranges = extent.ranges();
-        if position < ranges.len() {
-            return Some((extent, ranges.start + position));
-        }
-        position -= ranges.len();
+        let middle = start.clamp(ranges.start, ranges.end);
+        let words = match turn {
+            0 => middle..ranges.end,
+            last if last == count => ranges.start..middle,
+            _ => ranges,
+        };
+        words.map(move |word| (extent, word))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shm::extent::ExtentState;
+
+    #[test]
+    fn a_search_goes_once_around() {
+        let extent = |first_slot, slot_count| {
+            let (state, segments) = (ExtentState::Ready, vec![0]);
+            Extent { index: 0, generation: 1, owner: 0, state, namespace: 0, first_slot, slot_count, bytes: 0, segments }
+        };
+        let extents = [extent(640, 192), extent(0, 100)];
+        let words = |start| words_from(&extents, start).map(|(_, word)| word).collect::<Vec<_>>();
+        assert_eq!(words(11), [11, 12, 0, 1, 10]);
+        assert_eq!(words(0), [0, 1, 10, 11, 12]);
+        assert_eq!(words(5), [10, 11, 12, 0, 1], "a word of nobody");
+        assert_eq!(words_from(&[], 5).count(), 0);
     }
-    None
 }

@@ -8,10 +8,11 @@
 use crate::key::{BlockRef, Key};
 use crate::limits::{CHAIN_HOPS_AHEAD, CHAIN_HOPS_MAX, LOOKUP_BATCH, READ_RETRIES_MAX};
 use crate::shm::core::Core;
+use crate::shm::evict::name_of;
 use crate::shm::lock::LockGuard;
 use crate::shm::namespace::Identity;
 use crate::shm::rows::{SlotHeader, Stripe};
-use crate::shm::state::State;
+use crate::shm::state::{SlotState, State};
 use crate::sync::{Acquire, AtomicU32, AtomicU64, Relaxed, Release, SeqCst, fence};
 
 /// Outcome of one walk by a reader.
@@ -34,25 +35,30 @@ impl Core {
 
     /// The sealed block of `key`, if there is one. Takes no lock.
     pub(crate) fn find(&self, identity: &Identity, key: &Key) -> Option<BlockRef> {
+        self.find_surely(identity, key).flatten()
+    }
+
+    /// As [`Self::find`], but `None` if a writer was in the way for so long that nothing is known.
+    pub(crate) fn find_surely(&self, identity: &Identity, key: &Key) -> Option<Option<BlockRef>> {
         let bucket = self.bucket_of(identity, key);
         let head = self.control.buckets()[bucket].load(Acquire);
         self.find_from(identity, key, bucket, head)
     }
 
-    fn find_from(&self, identity: &Identity, key: &Key, bucket: usize, first_head: u32) -> Option<BlockRef> {
+    fn find_from(&self, identity: &Identity, key: &Key, bucket: usize, first_head: u32) -> Option<Option<BlockRef>> {
         let stripe = self.stripe_of(bucket);
         if let Walk::Hit(block) = self.walk(identity, key, first_head) {
-            return Some(block);
+            return Some(Some(block));
         }
         for attempt in 0..READ_RETRIES_MAX {
             let version = stripe.version.load(Acquire);
             let head = self.control.buckets()[bucket].load(Acquire);
             match self.walk(identity, key, head) {
-                Walk::Hit(block) => return Some(block),
+                Walk::Hit(block) => return Some(Some(block)),
                 Walk::Miss => {
                     fence(SeqCst);
                     if version.is_multiple_of(2) && stripe.version.load(Relaxed) == version {
-                        return None;
+                        return Some(None);
                     }
                 }
                 Walk::Changed => {}
@@ -65,11 +71,11 @@ impl Core {
         self.find_locked(identity, key)
     }
 
-    /// Decide under the lock what readers could not; a stopped writer costs a bounded wait and then a miss.
+    /// Decide under the lock what readers could not; a stopped writer costs a bounded wait, then nothing is known.
     #[cold]
-    fn find_locked(&self, identity: &Identity, key: &Key) -> Option<BlockRef> {
+    fn find_locked(&self, identity: &Identity, key: &Key) -> Option<Option<BlockRef>> {
         let guard = self.lock_bucket(self.bucket_of(identity, key))?;
-        guard.find(identity, key)
+        Some(guard.find(identity, key))
     }
 
     fn walk(&self, identity: &Identity, key: &Key, head: u32) -> Walk {
@@ -103,7 +109,7 @@ impl Core {
             }
             self.step_to_likely(&mut places, batch);
             for (place, key) in places.iter().zip(batch) {
-                if !found(self.find_from(identity, key, place.0, place.1)) {
+                if !found(self.find_from(identity, key, place.0, place.1).flatten()) {
                     return;
                 }
             }
@@ -132,10 +138,51 @@ impl Core {
         let stripe = self.stripe_of(bucket);
         let guard = self.lock(&stripe.lock)?;
         if stripe.version.load(Relaxed) % 2 == 1 {
-            // Left by a dead holder. The chain itself is whole; readers only have to look again.
+            // Left by a dead holder. The chains are whole, but it may have died while it replaced a block.
+            self.drop_shadowed(bucket % self.control.stripes().len());
             stripe.version.fetch_add(1, SeqCst);
         }
         Some(BucketGuard { core: self, head: &self.control.buckets()[bucket], stripe, _guard: guard })
+    }
+
+    /// Take away sealed blocks that a newer one of the same key precedes on its chain: who was replacing them died right
+    /// after sealing the new one. The stripe is locked and its version odd.
+    fn drop_shadowed(&self, stripe: usize) {
+        for head in self.control.buckets().iter().skip(stripe).step_by(self.control.stripes().len()) {
+            let (mut names, mut shadowed) = (Vec::new(), Vec::new());
+            let mut link = head.load(Acquire);
+            for _ in 0..CHAIN_HOPS_MAX {
+                let Some(slot) = link.checked_sub(1) else { break };
+                let Some(header) = self.control.slot(slot) else { break };
+                let sealed = SlotState::decode(header.state.load(Acquire)).filter(|s| s.state == State::Sealed);
+                if let (Some(state), Some(name)) = (sealed, name_of(header)) {
+                    if names.contains(&name) { shadowed.push(state.block(slot)) } else { names.push(name) }
+                }
+                link = header.next.load(Acquire);
+            }
+            for block in shadowed {
+                self.supersede(block, |slot| self.unlink_from(head, slot));
+            }
+        }
+    }
+
+    fn unlink_from(&self, head: &AtomicU32, slot: u32) {
+        if let Some(link) = self.link_to(head, slot) {
+            link.store(self.control.slot_unchecked(slot).next.load(Acquire), Release);
+        }
+    }
+
+    fn link_to<'a>(&'a self, head: &'a AtomicU32, slot: u32) -> Option<&'a AtomicU32> {
+        let mut link = head;
+        for _ in 0..CHAIN_HOPS_MAX {
+            let next = link.load(Acquire).checked_sub(1)?;
+            if next == slot {
+                return Some(link);
+            }
+            link = &self.control.slot(next)?.next;
+        }
+        self.want_rebuild("a chain of the index does not end");
+        None
     }
 
     pub(crate) fn want_rebuild(&self, why: &str) {
@@ -198,26 +245,11 @@ impl BucketGuard<'_> {
 
     /// Take `slot` off the chain if it is on it, within a change.
     pub(crate) fn unlink(&self, slot: u32) {
-        if let Some(link) = self.link_to(slot) {
-            link.store(self.core.control.slot_unchecked(slot).next.load(Acquire), Release);
-        }
+        self.core.unlink_from(self.head, slot);
     }
 
     /// Whether `slot` is on the chain.
     pub(crate) fn is_linked(&self, slot: u32) -> bool {
-        self.link_to(slot).is_some()
-    }
-
-    fn link_to(&self, slot: u32) -> Option<&AtomicU32> {
-        let mut link = self.head;
-        for _ in 0..CHAIN_HOPS_MAX {
-            let next = link.load(Acquire).checked_sub(1)?;
-            if next == slot {
-                return Some(link);
-            }
-            link = &self.core.control.slot(next)?.next;
-        }
-        self.core.want_rebuild("a chain of the index does not end");
-        None
+        self.core.link_to(self.head, slot).is_some()
     }
 }

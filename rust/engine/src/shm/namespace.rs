@@ -31,7 +31,7 @@ pub struct NamespaceInfo {
 }
 
 /// What a header must carry to belong to a namespace now.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) id: u32,
     /// The fingerprint, its last word xor the epoch: a reset makes every older header foreign.
@@ -39,6 +39,10 @@ pub(crate) struct Identity {
 }
 
 const READY: u64 = 1;
+
+/// First word of the fingerprint of a namespace whose blocks are kept: they go if their users say so, and never to make
+/// room for another namespace.
+pub(crate) const KEPT: u64 = u64::from_le_bytes(*b"PEGAKEPT");
 
 impl Core {
     /// Find or create the namespace of a fingerprint and group.
@@ -147,6 +151,11 @@ impl Core {
             }
         }
         Ok(epoch)
+    }
+
+    /// Whether blocks of the namespace must not go to make room for others.
+    pub(crate) fn is_kept(&self, id: u32) -> bool {
+        self.control.namespaces().get(id as usize).is_some_and(|row| row.fingerprint[0].load(Relaxed) == KEPT)
     }
 
     pub(crate) fn namespace_freed(&self, id: u32) {

@@ -128,7 +128,7 @@ impl Core {
     }
 
     /// Take an older block of the same key out of the index, under the bucket's lock.
-    fn supersede(&self, older: BlockRef, unlink: impl Fn(u32)) {
+    pub(crate) fn supersede(&self, older: BlockRef, unlink: impl Fn(u32)) {
         let header = self.control.slot_unchecked(older.slot());
         let evicting = SlotState::new(older.generation(), self.me.row, State::Evicting);
         if header.state.compare_exchange(sealed_word(older.generation()), evicting.encode(), SeqCst, Relaxed).is_ok() {

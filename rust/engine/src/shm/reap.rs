@@ -87,12 +87,10 @@ impl Core {
         for word in words.filter(|word| word.load(Acquire) == dead.encode()) {
             drop(self.lock(word));
         }
-        for stripe in self.control.stripes().iter().filter(|stripe| stripe.version.load(Acquire) % 2 == 1) {
-            if let Some(guard) = self.lock(&stripe.lock) {
-                if stripe.version.load(Relaxed) % 2 == 1 {
-                    stripe.version.fetch_add(1, SeqCst);
-                }
-                drop(guard);
+        for (number, stripe) in self.control.stripes().iter().enumerate() {
+            if stripe.version.load(Acquire) % 2 == 1 {
+                // Its lowest bucket has the number of the stripe.
+                drop(self.lock_bucket(number));
             }
         }
     }

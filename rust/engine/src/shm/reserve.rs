@@ -91,33 +91,9 @@ impl Core {
         state.block(slot)
     }
 
-    /// Reserve `count` slots for one block under `key`: a head and members that share its fate. All or nothing.
-    pub(crate) fn reserve_block(&self, ns: Namespace, key: &Key, count: usize, evict: bool) -> Result<Vec<BlockRef>> {
-        let identity = self.identity(ns)?;
-        let mut slots = Vec::with_capacity(count);
-        let mut last: Option<u32> = None;
-        for _ in 0..count {
-            let Some(taken) = self.take_slot(ns, evict) else {
-                if let Some(head) = slots.first() {
-                    self.forget(*head);
-                    self.give_back(head.slot(), SlotState::new(head.generation(), self.me.row, State::Reserved));
-                }
-                return Ok(Vec::new());
-            };
-            let block = self.name_slot(taken, &identity, key);
-            match (last, slots.first()) {
-                (Some(last), Some(head)) => self.make_member(block, *head, last),
-                _ => self.remember(block, Pending { ns, key: *key, parent: None }),
-            }
-            last = Some(block.slot());
-            slots.push(block);
-        }
-        Ok(slots)
-    }
-
     /// RESERVED to MEMBER of `head`, linked behind slot `last`. A member that was not linked yet when its process died
     /// is found by its head being gone.
-    fn make_member(&self, block: BlockRef, head: BlockRef, last: u32) {
+    pub(crate) fn make_member(&self, block: BlockRef, head: BlockRef, last: u32) {
         let header = self.control.slot_unchecked(block.slot());
         header.parent.store(head.0, Release);
         let mine = SlotState::new(block.generation(), self.me.row, State::Reserved);

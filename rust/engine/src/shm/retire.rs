@@ -3,12 +3,14 @@
 //! The retiring process reserves every slot of the extent; only when it owns them all can nobody else have a lease, a
 //! reservation or a transfer there. If one cannot be had, everything is put back.
 
+use crate::key::BlockRef;
 use crate::shm::core::Core;
 use crate::shm::extent::{Extent, ExtentState, store_state};
 use crate::shm::free::TakenSlot;
 use crate::shm::lease::is_leased;
 use crate::shm::namespace::Namespace;
-use crate::shm::state::{SlotState, State};
+use crate::shm::rows::SlotHeader;
+use crate::shm::state::{SlotState, State, sealed_word};
 use crate::sync::{Acquire, Relaxed, SeqCst};
 
 impl Core {
@@ -19,12 +21,13 @@ impl Core {
     }
 
     /// Give back the extent of another namespace whose blocks were used longest ago, evicting them. `false` if every
-    /// extent has a leased or reserved block.
+    /// extent has a leased or reserved block. Kept namespaces lose nothing.
     pub(crate) fn retire_coldest(&self, keep: Namespace) -> bool {
         let mut others: Vec<(u64, Extent)> = self
             .all_extents()
             .into_iter()
             .filter(|extent| extent.state == ExtentState::Ready && extent.namespace != keep.0)
+            .filter(|extent| !self.is_kept(extent.namespace))
             .map(|extent| (extent.slots().map(|s| self.control.stamp(s).load(Relaxed)).max().unwrap_or(0), extent))
             .collect();
         others.sort_unstable_by_key(|(newest, _)| *newest);
@@ -32,7 +35,7 @@ impl Core {
     }
 
     /// Take `extent` out of use; with `evict`, its sealed blocks go first.
-    fn retire(&self, extent: &Extent, evict: bool) -> bool {
+    pub(crate) fn retire(&self, extent: &Extent, evict: bool) -> bool {
         if !self.may_retire(extent, evict) || !self.claim_for_retiring(extent) {
             return false;
         }
@@ -66,7 +69,8 @@ impl Core {
                 let state = SlotState::decode(header.state.load(Acquire)).map(|state| state.state);
                 match state {
                     Some(State::Free) => true,
-                    Some(State::Sealed | State::Member) => evict && !is_leased(header),
+                    Some(State::Sealed) => evict && !is_leased(header),
+                    Some(State::Member) => evict && self.head_of(header).is_some_and(|head| !is_leased(head)),
                     _ => false,
                 }
             })
@@ -90,10 +94,30 @@ impl Core {
         if let Some(taken) = self.reserve_slot(slot) {
             return Some(taken);
         }
-        if evict && let Some(freeing) = self.evict_one(slot, self.control.stamp(slot).load(SeqCst)) {
-            self.give_back(slot, freeing);
+        if evict
+            && let Some(block) = self.block_with(slot)
+            && let Some(freeing) = self.evict_one(block, self.control.stamp(block).load(SeqCst))
+        {
+            self.give_back(block, freeing);
         }
         self.reserve_slot(slot)
+    }
+
+    /// Slot of the block that `slot` belongs to: itself, or the head of which it is a member.
+    fn block_with(&self, slot: u32) -> Option<u32> {
+        let header = self.control.slot(slot)?;
+        match SlotState::decode(header.state.load(Acquire))?.state {
+            State::Sealed => Some(slot),
+            State::Member => self.head_of(header).map(|_| BlockRef(header.parent.load(Relaxed)).slot()),
+            _ => None,
+        }
+    }
+
+    /// The sealed head of a member.
+    fn head_of(&self, member: &SlotHeader) -> Option<&SlotHeader> {
+        let head = BlockRef(member.parent.load(Relaxed));
+        let header = self.control.slot(head.slot())?;
+        (header.state.load(Acquire) == sealed_word(head.generation())).then_some(header)
     }
 
     /// RETIRING back to READY.

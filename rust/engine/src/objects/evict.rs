@@ -1,0 +1,113 @@
+//! Eviction of values, for stores that allow it: those used longest ago first.
+//!
+//! A class runs out while another has room, so the victim is either the oldest value that has a slot of the wanted
+//! class, or all of an extent of another class in which nothing is younger than that.
+
+use std::sync::PoisonError;
+
+use crate::limits::{EVICT_BATCH_MAX, EVICT_BATCH_MIN, EVICT_SCANS_MAX};
+use crate::shm::extent::{Extent, ExtentState};
+use crate::shm::state::{SlotState, State};
+use crate::sync::{Acquire, Relaxed, SeqCst};
+
+use super::classes::HEAD;
+use super::store::Inner;
+
+/// Extents of other classes that are tried per scan; the others are leased or being written.
+const EXTENTS_TRIED_MAX: usize = 4;
+
+/// Heads with their stamps, youngest first so that the oldest is popped.
+pub(super) type Candidates = Vec<(u64, u32)>;
+
+impl Inner {
+    /// Evict until a slot of `class` may be free. `false` if nothing can go now.
+    pub(super) fn evict_for(&self, class: usize) -> bool {
+        let core = self.core();
+        let mut candidates = self.candidates[class].lock().unwrap_or_else(PoisonError::into_inner);
+        for scan in 0..=EVICT_SCANS_MAX {
+            while let Some((stamp, slot)) = candidates.pop() {
+                if let Some(freeing) = core.evict_one(slot, stamp) {
+                    core.give_back(slot, freeing);
+                    self.stats.evicted.add(1);
+                    return true;
+                }
+            }
+            if scan == EVICT_SCANS_MAX {
+                break;
+            }
+            if core.retire_empty(self.classes.namespace(class)) > 0 {
+                return true;
+            }
+            *candidates = self.scan(class);
+            let oldest = candidates.last().map_or(u64::MAX, |(stamp, _)| *stamp);
+            if self.retire_older(class, oldest) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The oldest values that have a slot of `class`.
+    fn scan(&self, class: usize) -> Candidates {
+        let core = self.core();
+        let extents = core.extents(self.classes.namespace(HEAD));
+        let mut oldest = Vec::new();
+        for slot in extents.iter().flat_map(Extent::slots) {
+            let stamp = core.control.stamp(slot).load(SeqCst);
+            if stamp != 0 && (class == HEAD || self.has_slot_of(slot, class)) {
+                oldest.push((stamp, slot));
+            }
+        }
+        let wanted = (oldest.len() / 64).clamp(EVICT_BATCH_MIN, EVICT_BATCH_MAX);
+        if oldest.len() > wanted {
+            oldest.select_nth_unstable(wanted);
+            oldest.truncate(wanted);
+        }
+        oldest.sort_unstable_by(|one, other| other.cmp(one));
+        oldest
+    }
+
+    fn has_slot_of(&self, head: u32, class: usize) -> bool {
+        let header = self.core().control.slot(head);
+        header.is_some_and(|header| self.classes.uses(header.used_bytes.load(Relaxed) as usize, class))
+    }
+
+    /// Take the coldest extent of another namespace out of use if everything in it is older than `oldest`.
+    fn retire_older(&self, class: usize, oldest: u64) -> bool {
+        let core = self.core();
+        let keep = self.classes.namespace(class).id();
+        let others = core.all_extents().into_iter().filter(|e| e.state == ExtentState::Ready && e.namespace != keep);
+        let mut colder: Vec<(u64, Extent)> =
+            others.filter_map(|extent| Some((self.newest(&extent, oldest)?, extent))).collect();
+        colder.sort_unstable_by_key(|(newest, _)| *newest);
+        colder.iter().take(EXTENTS_TRIED_MAX).any(|(_, extent)| core.retire(extent, true))
+    }
+
+    /// Stamp of the newest block that has a slot in the extent; `None` if that is not below `limit`.
+    fn newest(&self, extent: &Extent, limit: u64) -> Option<u64> {
+        let mut newest = 0;
+        for slot in extent.slots() {
+            newest = newest.max(self.stamp_of_owner(slot));
+            if newest >= limit {
+                return None;
+            }
+        }
+        Some(newest)
+    }
+
+    fn stamp_of_owner(&self, slot: u32) -> u64 {
+        let control = &self.core().control;
+        let stamp = control.stamp(slot).load(Relaxed);
+        if stamp != 0 {
+            return stamp;
+        }
+        let Some(header) = control.slot(slot) else { return 0 };
+        match SlotState::decode(header.state.load(Acquire)).map(|state| state.state) {
+            Some(State::Member) => {
+                let head = crate::key::BlockRef(header.parent.load(Relaxed)).slot();
+                control.slot(head).map_or(0, |_| control.stamp(head).load(Relaxed))
+            }
+            _ => 0,
+        }
+    }
+}

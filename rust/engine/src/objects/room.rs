@@ -1,0 +1,131 @@
+//! Slots for a new value: free ones, else a new extent, else what eviction may take, else slots of another class.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::Key;
+use crate::shm::free::TakenSlot;
+use crate::shm::grow::Grown;
+
+use super::classes::{CLASSES, HEAD};
+use super::patience::Patience;
+use super::put::Reservation;
+use super::store::Inner;
+
+/// Rounds of making room for one slot; others may be faster in taking what was made.
+const ROUNDS_MAX: usize = 1000;
+
+/// The search for the slots of one value.
+#[derive(Default)]
+struct Search {
+    patience: Patience,
+    /// Why the pool could not grow, if it is not simply full.
+    no_memory: Option<Error>,
+}
+
+impl Inner {
+    /// Reserve a head, and members for what does not fit there. All or nothing.
+    pub(super) fn reserve(&self, hash: &Key, total_bytes: usize) -> Result<Reservation<'_>> {
+        let core = self.core();
+        self.check_fits(total_bytes)?;
+        let mut search = Search::default();
+        let Some(taken) = self.take(HEAD, &mut search)? else { return Err(self.full(total_bytes, search)) };
+        let head = core.name_slot(taken, &core.identity(self.classes.namespace(HEAD))?, hash);
+        let reservation = Reservation { core, head, published: false };
+        let mut last = head;
+        let mut left = total_bytes.saturating_sub(self.classes.bytes(HEAD));
+        while left > 0 {
+            let Some((class, taken)) = self.take_member(self.classes.best(left), &mut search)? else {
+                return Err(self.full(total_bytes, search));
+            };
+            let member = core.name_slot(taken, &core.identity(self.classes.namespace(class))?, hash);
+            core.make_member(member, head, last.slot());
+            last = member;
+            left = left.saturating_sub(self.classes.bytes(class));
+        }
+        Ok(reservation)
+    }
+
+    /// A slot of the class, or one of another class that happens to be free.
+    fn take_member(&self, class: usize, search: &mut Search) -> Result<Option<(usize, TakenSlot)>> {
+        if let Some(taken) = self.take(class, search)? {
+            return Ok(Some((class, taken)));
+        }
+        let others = (0..class).rev().chain(class + 1..CLASSES);
+        Ok(others.filter_map(|other| Some((other, self.take_free(other)?))).next())
+    }
+
+    fn take(&self, class: usize, search: &mut Search) -> Result<Option<TakenSlot>> {
+        for _ in 0..ROUNDS_MAX {
+            if let Some(taken) = self.take_free(class) {
+                return Ok(Some(taken));
+            }
+            if !self.make_room(class, search)? {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+
+    fn take_free(&self, class: usize) -> Option<TakenSlot> {
+        let ns = self.classes.namespace(class);
+        self.core().take_free(ns, &self.core().extents(ns))
+    }
+
+    /// Have a slot of the class go free. `false`: nothing can be done.
+    fn make_room(&self, class: usize, search: &mut Search) -> Result<bool> {
+        let core = self.core();
+        let ns = self.classes.namespace(class);
+        match core.grow(ns) {
+            Ok(Grown::Yes) => return Ok(true),
+            Ok(Grown::InProgress) => {
+                if search.patience.tries() % 64 == 63 {
+                    // It may be dead.
+                    core.reap();
+                }
+                search.patience.wait()?;
+                return Ok(true);
+            }
+            Ok(Grown::AtCapacity) => {}
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                search.patience.wait()?;
+                return Ok(true);
+            }
+            Err(error) if error.kind() == ErrorKind::ShmFull => search.no_memory = Some(error),
+            Err(error) => return Err(error),
+        }
+        if self.evict {
+            return Ok(self.evict_for(class));
+        }
+        Ok(core.retire_empty(ns) > 0)
+    }
+
+    /// What no pool of this size can ever hold is refused before anything is evicted for it.
+    fn check_fits(&self, total_bytes: usize) -> Result<()> {
+        let (pool, segment) = (self.pool.pool_bytes(), self.pool.segment_bytes());
+        // One segment is for heads.
+        let most = if pool > segment { pool - segment } else { segment };
+        if total_bytes as u64 > most {
+            return Err(Error::new(
+                ErrorKind::Full,
+                format!(
+                    "a value of {total_bytes} bytes, its key included, is larger than a pool of {pool} bytes can hold: \
+                     choose a larger pool_size"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn full(&self, total_bytes: usize, search: Search) -> Error {
+        search.no_memory.unwrap_or_else(|| {
+            let advice = if self.evict { "what is left is in use" } else { "evict=True drops the oldest values" };
+            Error::new(
+                ErrorKind::Full,
+                format!(
+                    "the pool of {} bytes has no room for a value of {total_bytes} bytes: remove values or choose a \
+                     larger pool_size ({advice})",
+                    self.pool.pool_bytes()
+                ),
+            )
+        })
+    }
+}
