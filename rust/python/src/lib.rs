@@ -2,6 +2,7 @@
 //! `pegaflow/_native.pyi`.
 
 mod admin;
+mod buffer;
 mod copier;
 mod error;
 mod hash;
@@ -9,6 +10,7 @@ mod items;
 mod keys;
 mod layout;
 mod namespace;
+mod objects;
 mod pool;
 
 #[pyo3::pymodule]
@@ -25,6 +27,8 @@ mod _native {
     use crate::layout::PyKvLayout;
     #[pymodule_export]
     use crate::namespace::Namespace;
+    #[pymodule_export]
+    use crate::objects::ObjectStore;
     #[pymodule_export]
     use crate::pool::Pool;
 
