@@ -73,7 +73,7 @@ class SchedulerHalf:
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
         """vLLM has allocated blocks; ``external_tokens`` of them are to be loaded, perhaps fewer than offered."""
         state = self.table.ensure(request, self._bypasses(request))
-        self._loads.allocated(state, self._select(tables), external_tokens)
+        self._loads.allocated(state, self._select(tables) if external_tokens > 0 else (), external_tokens)
 
     def plan(self, scheduled: Callable[[], Scheduled], runs_model: bool) -> StepPlan:
         """What the workers have to do in this step. Loads are never lost, whatever goes wrong with saves."""

@@ -199,7 +199,7 @@ class MiniEngine:
             assert is_async == (external > 0)
             if not self._allocate(request, external or self.chunk_tokens, external):
                 return False
-            self.scheduler.allocated(request, request.tables, external)
+            self.scheduler.allocated(request, request.tables if external else (), external)
             if external:
                 request.state, request.num_computed_tokens, request.hit_tokens = "loading", external, external
                 return False

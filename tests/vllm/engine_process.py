@@ -1,0 +1,122 @@
+"""Real vLLM engines in a process of their own, driven by lines of JSON: ``python -m tests.vllm.engine_process``.
+
+Importing vLLM costs more than starting a tiny engine, so one process serves any number of engines, one at a time.
+Answers go to what was standard output at the start; whatever vLLM prints goes to standard error.
+"""
+
+import gc
+import itertools
+import json
+import os
+import sys
+import time
+from typing import Any
+
+RESET_SECONDS_MAX = 20.0
+
+
+class Engines:
+    """The commands of the protocol; each takes and returns plain values."""
+
+    def __init__(self) -> None:
+        self._llm: Any = None
+        self._ids = itertools.count()
+
+    def open(self, **arguments: Any) -> None:
+        """Start an engine."""
+        from vllm import LLM
+
+        self._llm = LLM(**arguments)
+
+    def close(self) -> None:
+        """Stop the engine and forget it."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+            self._llm = None
+            gc.collect()
+            cleanup_dist_env_and_memory()
+
+    def generate(self, prompts: list[list[int]], max_tokens: int, **sampling: Any) -> list[dict[str, Any]]:
+        """Greedy continuations: ``[{tokens, cached}]``."""
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **sampling
+        )
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._llm.generate(inputs, parameters, use_tqdm=False)
+        return [{"tokens": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens} for output in outputs]
+
+    def reset(self, connector: bool = False) -> bool:
+        """Forget vLLM's own prefix cache, and with ``connector`` the pool's blocks of this model too."""
+        deadline = time.monotonic() + RESET_SECONDS_MAX
+        while True:
+            if self._llm.reset_prefix_cache(reset_connector=connector):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+
+    def start_and_abort(self, prompt: list[int], steps: int) -> int:
+        """Add a request, step, abort it, and step until nothing is left. Returns how many steps that took."""
+        from vllm import SamplingParams
+
+        engine = self._llm.llm_engine
+        request_id = f"abort-{next(self._ids)}"
+        engine.add_request(request_id, {"prompt_token_ids": prompt}, SamplingParams(max_tokens=20, detokenize=False))
+        for _ in range(steps):
+            engine.step()
+        engine.abort_request([request_id])
+        core = engine.engine_core.engine_core
+        for step in range(500):
+            if not core.scheduler.has_requests():
+                return step
+            engine.step()
+        raise AssertionError("the engine never came to rest")
+
+    def metrics(self) -> dict[str, float]:
+        """Counters and histogram counts of the connector."""
+        found = {}
+        for metric in self._llm.get_metrics():
+            if metric.name.startswith("vllm:pega_"):
+                found[metric.name] = float(getattr(metric, "value", None) or getattr(metric, "count", 0))
+        return found
+
+    def probe(self) -> None:
+        """Record digests of copied blocks from now on."""
+        from tests.vllm.probe import install
+
+        self._llm.collective_rpc(install)
+
+    def digests(self) -> list[dict[str, dict[str, str]]]:
+        """What the probe recorded, by rank."""
+        from tests.vllm.probe import recorded
+
+        return list(self._llm.collective_rpc(recorded))
+
+    def arm(self, name: str) -> None:
+        """Kill this process at a crash point of the engine."""
+        from pegaflow import _native
+
+        _native.crash_point_arm(name)
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    engines = Engines()
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = {"answer": getattr(engines, command.pop("do"))(**command)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+    engines.close()
+
+
+if __name__ == "__main__":
+    main()
