@@ -67,9 +67,7 @@ class Pool:
         not reused before this process is dead too. Call before the first copy. Raises ``PoolRefused`` if the leader's
         row has been reaped or reused."""
 
-    def namespace(
-        self, fingerprint: bytes, group: int, part_bytes: Sequence[int], *, label: str = ""
-    ) -> Namespace:
+    def namespace(self, fingerprint: bytes, group: int, part_bytes: Sequence[int], *, label: str = "") -> Namespace:
         """Find or create the namespace of ``fingerprint`` (exactly 32 bytes) and KV cache ``group``.
 
         ``part_bytes`` are the bytes of one block for each part. A slot of part *p* holds at least ``part_bytes[p]``.
