@@ -5,19 +5,19 @@ use std::path::Path;
 use pegaflow_engine::{admin, crash_point};
 use pyo3::prelude::*;
 
-use crate::error::Result;
+use crate::error::{Engine, Result};
 
 /// See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (shm_dir="/dev/shm"))]
 pub(crate) fn list_pools(py: Python<'_>, shm_dir: &str) -> Result<String> {
-    Ok(py.detach(|| admin::list_pools(Path::new(shm_dir)))?)
+    py.engine(|| admin::list_pools(Path::new(shm_dir)))
 }
 
 /// See `_native.pyi`.
 #[pyfunction]
 pub(crate) fn inspect(py: Python<'_>, path: &str) -> Result<String> {
-    Ok(py.detach(|| admin::inspect(Path::new(path)))?)
+    py.engine(|| admin::inspect(Path::new(path)))
 }
 
 /// See `_native.pyi`.
@@ -29,7 +29,7 @@ pub(crate) fn verify(py: Python<'_>, path: &str, checksums: bool, progress: Opti
         let Some(progress) = progress.as_ref().filter(|_| raised.is_none()) else { return };
         raised = Python::attach(|py| progress.call1(py, (done, total)).err());
     };
-    let json = py.detach(|| admin::verify(Path::new(path), checksums, &mut report))?;
+    let json = py.engine(|| admin::verify(Path::new(path), checksums, &mut report))?;
     match raised {
         None => Ok(json),
         Some(error) => Err(error.into()),
@@ -39,14 +39,14 @@ pub(crate) fn verify(py: Python<'_>, path: &str, checksums: bool, progress: Opti
 /// See `_native.pyi`.
 #[pyfunction]
 pub(crate) fn reap(py: Python<'_>, path: &str) -> Result<usize> {
-    Ok(py.detach(|| admin::reap(Path::new(path)))?)
+    py.engine(|| admin::reap(Path::new(path)))
 }
 
 /// See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (path, force=false))]
 pub(crate) fn remove(py: Python<'_>, path: &str, force: bool) -> Result<()> {
-    Ok(py.detach(|| admin::remove(Path::new(path), force))?)
+    py.engine(|| admin::remove(Path::new(path), force))
 }
 
 /// See `_native.pyi`.

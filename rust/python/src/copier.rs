@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pegaflow_engine::copy;
 use pyo3::prelude::*;
 
-use crate::error::Result;
+use crate::error::{Engine, Result};
 use crate::items;
 use crate::layout::PyKvLayout;
 use crate::pool::Pool;
@@ -46,7 +46,7 @@ impl HostCopier {
     #[pyo3(signature = (pool, *, threads=0, checksum=true))]
     fn new(py: Python<'_>, pool: &Bound<'_, Pool>, threads: usize, checksum: bool) -> Result<Self> {
         let pool = pool.get().get()?;
-        let copier = py.detach(|| copy::HostCopier::new(pool.space(), threads, checksum))?;
+        let copier = py.engine(|| copy::HostCopier::new(pool.space(), threads, checksum))?;
         Ok(Self { threads: copier.threads(), copier, pool: Mutex::new(Some(pool)) })
     }
 
@@ -60,7 +60,7 @@ impl HostCopier {
     ) -> Result<u64> {
         let (refs, block_ids) = (items::refs(refs)?, items::numbers::<u32>(block_ids, "block_ids")?);
         let layout = layout.get().layout();
-        Ok(py.detach(|| self.copier.save(part, layout, refs, block_ids))?)
+        py.engine(|| self.copier.save(part, layout, refs, block_ids))
     }
 
     fn load(
@@ -73,11 +73,11 @@ impl HostCopier {
     ) -> Result<u64> {
         let (refs, block_ids) = (items::refs(refs)?, items::numbers::<u32>(block_ids, "block_ids")?);
         let layout = layout.get().layout();
-        Ok(py.detach(|| self.copier.load(part, layout, refs, block_ids))?)
+        py.engine(|| self.copier.load(part, layout, refs, block_ids))
     }
 
     fn poll(&self, py: Python<'_>) -> Result<Vec<CopyDone>> {
-        let done = py.detach(|| self.copier.poll())?;
+        let done = py.engine(|| self.copier.poll())?;
         Ok(done.into_iter().map(CopyDone::from).collect())
     }
 
@@ -85,7 +85,7 @@ impl HostCopier {
         let deadline = Instant::now().checked_add(Duration::from_millis(timeout_ms));
         loop {
             let left = deadline.map_or(WAIT_PIECE, |deadline| deadline.saturating_duration_since(Instant::now()));
-            let done = py.detach(|| self.copier.wait(left.min(WAIT_PIECE)))?;
+            let done = py.engine(|| self.copier.wait(left.min(WAIT_PIECE)))?;
             if !done.is_empty() || left <= WAIT_PIECE && deadline.is_some() || self.copier.in_flight()? == 0 {
                 return Ok(done.into_iter().map(CopyDone::from).collect());
             }
@@ -94,7 +94,7 @@ impl HostCopier {
     }
 
     fn in_flight(&self, py: Python<'_>) -> Result<usize> {
-        Ok(py.detach(|| self.copier.in_flight())?)
+        py.engine(|| self.copier.in_flight())
     }
 
     fn close(&self, py: Python<'_>) -> Result<()> {

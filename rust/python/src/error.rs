@@ -1,5 +1,7 @@
 //! Engine errors as the exceptions of `pegaflow.errors`.
 
+use std::panic::AssertUnwindSafe;
+
 use pegaflow_engine::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -37,6 +39,36 @@ impl From<NativeError> for PyErr {
         match error {
             NativeError::Python(error) => error,
             NativeError::Engine(error) => Python::attach(|py| exception(py, &error)),
+        }
+    }
+}
+
+/// Calls into the engine, made without the GIL.
+pub(crate) trait Engine {
+    /// Result of `call`. A panic, which would be a bug of the engine, becomes an error like any other: Python would
+    /// see it as an exception that `except Exception` does not catch, and vLLM would die of it.
+    fn engine<T: Send, E: Into<NativeError> + Send>(
+        self,
+        call: impl FnOnce() -> std::result::Result<T, E> + Send,
+    ) -> Result<T>;
+}
+
+impl Engine for Python<'_> {
+    fn engine<T: Send, E: Into<NativeError> + Send>(
+        self,
+        call: impl FnOnce() -> std::result::Result<T, E> + Send,
+    ) -> Result<T> {
+        match self.detach(|| std::panic::catch_unwind(AssertUnwindSafe(call))) {
+            Ok(result) => result.map_err(Into::into),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                Err(Error::new(
+                    ErrorKind::Corrupt,
+                    format!("the engine stopped at a bug or at damaged shared memory ({text}): remove the pool"),
+                )
+                .into())
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use pegaflow_engine::NamespaceInfo;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::error::{NativeError, Result};
+use crate::error::{Engine, NativeError, Result};
 use crate::keys::{keys, optional_keys};
 use crate::pool::{PoolHandle, counters};
 
@@ -43,12 +43,12 @@ impl Namespace {
     #[pyo3(signature = (keys, start=0))]
     fn lookup(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, start: usize) -> Result<usize> {
         let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
-        Ok(py.detach(|| pool.lookup(self.engine, &keys, start.min(keys.len())))?)
+        py.engine(|| pool.lookup(self.engine, &keys, start.min(keys.len())))
     }
 
     fn contains<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> Result<Bound<'py, PyBytes>> {
         let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
-        let present = py.detach(|| pool.contains(self.engine, &keys))?;
+        let present = py.engine(|| pool.contains(self.engine, &keys))?;
         let flags: Vec<u8> = present.into_iter().map(u8::from).collect();
         Ok(PyBytes::new(py, &flags))
     }
@@ -58,13 +58,13 @@ impl Namespace {
         let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
         let stop = stop.unwrap_or(keys.len()).min(keys.len());
         let start = start.min(stop);
-        let refs = py.detach(|| pool.lease(self.engine, &keys, start, stop))?;
+        let refs = py.engine(|| pool.lease(self.engine, &keys, start, stop))?;
         Ok(refs.into_iter().map(|block| block.0).collect())
     }
 
     fn touch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> Result<usize> {
         let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
-        Ok(py.detach(|| pool.touch(self.engine, &keys))?)
+        py.engine(|| pool.touch(self.engine, &keys))
     }
 
     #[pyo3(signature = (keys, *, parents=None, evict=true))]
@@ -80,17 +80,17 @@ impl Namespace {
         if parents.as_ref().is_some_and(|parents| parents.len() != keys.len()) {
             return Err(NativeError::invalid("parents and keys differ in length: pass one parent per key, or None"));
         }
-        let reserved = py.detach(|| pool.reserve(self.engine, &keys, parents.as_deref(), evict))?;
+        let reserved = py.engine(|| pool.reserve(self.engine, &keys, parents.as_deref(), evict))?;
         Ok(reserved.into_iter().map(|(index, block)| (index, block.0)).collect())
     }
 
     fn reset(&self, py: Python<'_>) -> Result<u64> {
         let pool = self.pool.get()?;
-        Ok(py.detach(|| pool.reset(self.engine))?)
+        py.engine(|| pool.reset(self.engine))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         let pool = self.pool.get()?;
-        counters(py, py.detach(|| pool.namespace_stats(self.engine))?)
+        counters(py, py.engine(|| pool.namespace_stats(self.engine))?)
     }
 }

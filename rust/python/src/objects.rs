@@ -10,7 +10,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 use pyo3::{ffi, intern};
 
 use crate::buffer::Buffer;
-use crate::error::{NativeError, Result};
+use crate::error::{Engine, NativeError, Result};
 use crate::pool::counters;
 
 /// Values up to this size are copied without releasing the GIL: giving it back takes longer.
@@ -47,7 +47,7 @@ impl ObjectStore {
         checksum: bool,
     ) -> Result<Self> {
         let options = ObjectStoreOptions { shm_dir: shm_dir.into(), pool_bytes, evict, checksum };
-        let store = py.detach(|| objects::ObjectStore::open(name, &options))?;
+        let store = py.engine(|| objects::ObjectStore::open(name, &options))?;
         Ok(Self {
             path: store.path().as_os_str().to_owned(),
             pool_bytes: store.pool_bytes(),
@@ -58,43 +58,43 @@ impl ObjectStore {
     fn put(&self, py: Python<'_>, key: &Bound<'_, PyString>, value: &Bound<'_, PyAny>) -> Result<()> {
         let (store, key) = (self.get_open()?, key_text(key)?);
         if let Ok(text) = value.cast::<PyString>() {
-            return with_utf8(text, |bytes| Ok(py.detach(|| store.put(key, ValueKind::Str, bytes))?));
+            return with_utf8(text, |bytes| py.engine(|| store.put(key, ValueKind::Str, bytes)));
         }
         let buffer = Buffer::of(value)?;
         let bytes = buffer.bytes();
-        Ok(py.detach(|| store.put(key, ValueKind::Bytes, bytes))?)
+        py.engine(|| store.put(key, ValueKind::Bytes, bytes))
     }
 
     fn get<'py>(&self, py: Python<'py>, key: &Bound<'py, PyString>) -> Result<Option<Bound<'py, PyAny>>> {
         let (store, key) = (self.get_open()?, key_text(key)?);
-        let Some(value) = py.detach(|| store.get(key))? else { return Ok(None) };
+        let Some(value) = py.engine(|| store.get(key))? else { return Ok(None) };
         to_python(py, value).map(Some)
     }
 
     fn remove<'py>(&self, py: Python<'py>, key: &Bound<'py, PyString>) -> Result<Option<Bound<'py, PyAny>>> {
         let (store, key) = (self.get_open()?, key_text(key)?);
-        let Some(value) = py.detach(|| store.remove(key))? else { return Ok(None) };
+        let Some(value) = py.engine(|| store.remove(key))? else { return Ok(None) };
         to_python(py, value).map(Some)
     }
 
     fn contains(&self, py: Python<'_>, key: &Bound<'_, PyString>) -> Result<bool> {
         let (store, key) = (self.get_open()?, key_text(key)?);
-        Ok(py.detach(|| store.contains(key))?)
+        py.engine(|| store.contains(key))
     }
 
     fn count(&self, py: Python<'_>) -> Result<usize> {
         let store = self.get_open()?;
-        Ok(py.detach(|| store.count())?)
+        py.engine(|| store.count())
     }
 
     fn keys(&self, py: Python<'_>) -> Result<Vec<String>> {
         let store = self.get_open()?;
-        Ok(py.detach(|| store.keys())?)
+        py.engine(|| store.keys())
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         let store = self.get_open()?;
-        counters(py, py.detach(|| store.stats())?)
+        counters(py, py.engine(|| store.stats())?)
     }
 
     fn close(&self, py: Python<'_>) {

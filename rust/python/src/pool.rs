@@ -7,7 +7,7 @@ use pegaflow_engine::{BlockRef, Error, ErrorKind, OpenOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::error::{NativeError, Result};
+use crate::error::{Engine, NativeError, Result};
 use crate::items;
 use crate::namespace::Namespace;
 
@@ -91,7 +91,7 @@ impl Pool {
             label: label.to_owned(),
             ..OpenOptions::default()
         };
-        let pool = py.detach(|| pegaflow_engine::Pool::open(name, &options))?;
+        let pool = py.engine(|| pegaflow_engine::Pool::open(name, &options))?;
         Ok(Self {
             name: pool.name().to_owned(),
             path: pool.path().as_os_str().to_owned(),
@@ -112,7 +112,7 @@ impl Pool {
     fn join(&self, py: Python<'_>, leader: (u32, u64)) -> Result<()> {
         let pool = self.get()?;
         let (row, epoch) = leader;
-        Ok(py.detach(|| pool.join(pegaflow_engine::Member { row, epoch }))?)
+        py.engine(|| pool.join(pegaflow_engine::Member { row, epoch }))
     }
 
     #[pyo3(signature = (fingerprint, group, part_bytes, *, label=""))]
@@ -130,29 +130,29 @@ impl Pool {
             NativeError::invalid(format!("a fingerprint has 32 bytes, this one has {given}: pass a SHA-256 digest"))
         })?;
         let part_bytes = items::numbers::<u64>(part_bytes, "part_bytes")?;
-        let namespace = py.detach(|| pool.namespace(fingerprint, group, &part_bytes, label))?;
+        let namespace = py.engine(|| pool.namespace(fingerprint, group, &part_bytes, label))?;
         let info = pool.namespace_info(namespace)?;
         Ok(Namespace::new(Arc::clone(&self.handle), namespace, info))
     }
 
     fn release(&self, py: Python<'_>, refs: &Bound<'_, PyAny>) -> Result<()> {
         let (pool, refs) = (self.get()?, items::refs(refs)?);
-        Ok(py.detach(|| pool.release(&refs))?)
+        py.engine(|| pool.release(&refs))
     }
 
     fn publish(&self, py: Python<'_>, refs: &Bound<'_, PyAny>) -> Result<usize> {
         let (pool, refs) = (self.get()?, items::refs(refs)?);
-        Ok(py.detach(|| pool.publish(&refs))?)
+        py.engine(|| pool.publish(&refs))
     }
 
     fn abort(&self, py: Python<'_>, refs: &Bound<'_, PyAny>) -> Result<()> {
         let (pool, refs) = (self.get()?, items::refs(refs)?);
-        Ok(py.detach(|| pool.abort(&refs))?)
+        py.engine(|| pool.abort(&refs))
     }
 
     fn quarantine(&self, py: Python<'_>, refs: &Bound<'_, PyAny>) -> Result<()> {
         let (pool, refs) = (self.get()?, items::refs(refs)?);
-        Ok(py.detach(|| pool.quarantine(&refs))?)
+        py.engine(|| pool.quarantine(&refs))
     }
 
     #[pyo3(signature = (part, refs, checksums=None))]
@@ -170,7 +170,7 @@ impl Pool {
                 "checksums and refs differ in length: pass one checksum per ref, or None",
             ));
         }
-        Ok(py.detach(|| pool.mark_written(part, &refs, checksums.as_deref()))?)
+        py.engine(|| pool.mark_written(part, &refs, checksums.as_deref()))
     }
 
     #[pyo3(signature = (r#ref, part))]
@@ -181,17 +181,17 @@ impl Pool {
 
     fn grow_ahead(&self, py: Python<'_>, namespace: &Bound<'_, Namespace>) -> Result<()> {
         let (pool, namespace) = (self.get()?, namespace.get().engine());
-        Ok(py.detach(|| pool.grow_ahead(namespace))?)
+        py.engine(|| pool.grow_ahead(namespace))
     }
 
     fn reap(&self, py: Python<'_>) -> Result<usize> {
         let pool = self.get()?;
-        Ok(py.detach(|| pool.reap())?)
+        py.engine(|| pool.reap())
     }
 
     fn rebuild_index(&self, py: Python<'_>) -> Result<usize> {
         let pool = self.get()?;
-        Ok(py.detach(|| pool.rebuild_index())?)
+        py.engine(|| pool.rebuild_index())
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
