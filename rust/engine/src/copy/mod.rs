@@ -19,5 +19,5 @@ mod copier_tests;
 pub use copier::HostCopier;
 pub use layout::{KvLayout, Region};
 pub use queue::{CopyDone, JobId};
-pub use ranges::{CopyRange, copy_ranges};
+pub use ranges::{CopyRange, copy_range, copy_ranges};
 pub use threads::CopyThreads;

@@ -69,15 +69,31 @@ pub unsafe fn copy_ranges(
     Ok(checksums)
 }
 
+/// Copy one range on the calling thread. With `checksum`, returns the checksum of its bytes as those of part `part`.
+///
+/// # Safety
+/// As for [`copy_ranges`].
+pub unsafe fn copy_range(range: CopyRange, part: u32, checksum: bool) -> Option<u64> {
+    // SAFETY: handed on from the caller.
+    unsafe { copy_one(range, part, StreamOptions { checksum, streaming: false }) }
+}
+
+/// # Safety
+/// As for [`copy_ranges`].
+unsafe fn copy_one(range: CopyRange, part: u32, options: StreamOptions) -> Option<u64> {
+    let mut stream = PartStream::new(part, range.bytes, options);
+    // SAFETY: handed on from the caller.
+    unsafe { stream.copy(range.target, range.source, range.bytes) };
+    stream.finish()
+}
+
 impl Work for RangeJob {
     fn run(&self, batch: Range<usize>, _failed: &mut Vec<u32>) -> u64 {
         let mut copied = 0;
         for index in batch {
             let range = self.ranges[index];
-            let mut stream = PartStream::new(self.part, range.bytes, self.options);
             // SAFETY: the caller of `copy_ranges` vouches for the range and waits for this job.
-            unsafe { stream.copy(range.target, range.source, range.bytes) };
-            if let Some(checksum) = stream.finish() {
+            if let Some(checksum) = unsafe { copy_one(range, self.part, self.options) } {
                 self.checksums.lock().unwrap_or_else(PoisonError::into_inner)[index] = checksum;
             }
             copied += range.bytes as u64;

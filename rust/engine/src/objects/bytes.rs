@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::checksum::{ChainChecksum, part_checksum};
-use crate::copy::{CopyRange, CopyThreads, copy_ranges};
+use crate::copy::{CopyRange, CopyThreads, copy_range, copy_ranges};
 use crate::error::{Error, Result};
 use crate::key::BlockRef;
 use crate::shm::core::Core;
@@ -68,48 +68,84 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// Write the concatenation of `sources` into the slots of a block that this process has reserved, the last source over
-/// `threads` if there are any. Returns the checksum if asked for.
+/// Copies slots of one value, at once or over threads, and sums their checksums up.
+struct Mover<'a> {
+    threads: Option<&'a CopyThreads>,
+    checksum: bool,
+    sum: ChainChecksum,
+    later: Vec<CopyRange>,
+}
+
+impl<'a> Mover<'a> {
+    fn new(threads: Option<&'a CopyThreads>, checksum: bool) -> Self {
+        Self { threads, checksum, sum: ChainChecksum::default(), later: Vec::new() }
+    }
+
+    /// Copy all bytes in use of one slot.
+    ///
+    /// # Safety
+    /// As for [`copy_ranges`], until [`Self::finish`] has returned.
+    unsafe fn copy(&mut self, range: CopyRange) {
+        if self.threads.is_some() {
+            self.later.push(range);
+            return;
+        }
+        // SAFETY: handed on from the caller.
+        if let Some(sum) = unsafe { copy_range(range, 0, self.checksum) } {
+            self.sum.add(sum);
+        }
+    }
+
+    /// Take note of a slot before those that are copied.
+    fn add(&mut self, slot: &[u8]) {
+        if self.checksum {
+            self.sum.add(part_checksum(0, slot));
+        }
+    }
+
+    /// Finish all copies. Returns the checksum of the block.
+    fn finish(mut self) -> Result<Option<u64>> {
+        if let Some(threads) = self.threads {
+            // SAFETY: promised by the callers of `copy`.
+            let sums = unsafe { copy_ranges(threads, self.later, 0, self.checksum) }?;
+            sums.into_iter().for_each(|sum| self.sum.add(sum));
+        }
+        Ok(self.sum.finish())
+    }
+}
+
+/// Write record, key and value into the slots of a block that this process has reserved, the value over `threads` if
+/// there are any. Returns the checksum if asked for.
 pub(super) fn write(
     core: &Core,
     head: BlockRef,
-    sources: [&[u8]; 3],
+    mut sources: [&[u8]; 3],
     threads: Option<&CopyThreads>,
     checksum: bool,
 ) -> Result<Option<u64>> {
     let total = sources.iter().map(|source| source.len()).sum();
-    let mut sources = sources;
-    let mut sum = ChainChecksum::default();
-    let mut ranges = Vec::new();
+    let mut mover = Mover::new(threads, checksum);
     for piece in Pieces::of(core, head, total) {
         let piece = piece?;
-        if threads.is_some() && sources[0].is_empty() && sources[1].is_empty() {
+        if sources[0].is_empty() && sources[1].is_empty() {
             let (now, later) = sources[2].split_at(piece.bytes);
             sources[2] = later;
-            ranges.push(CopyRange { source: now.as_ptr(), target: piece.address, bytes: now.len() });
+            // SAFETY: the slot is reserved by this process and has that many bytes. It is memory of the pool, which the
+            // source cannot be, since reserved slots are lent to nobody; the source outlives this function.
+            unsafe { mover.copy(CopyRange { source: now.as_ptr(), target: piece.address, bytes: now.len() }) };
             continue;
         }
         let mut filled = 0;
         for source in &mut sources {
             let (now, later) = source.split_at(source.len().min(piece.bytes - filled));
             *source = later;
-            // SAFETY: the slot is reserved by this process and has `piece.bytes` bytes, of which `filled` are written;
-            // it is memory of the pool, which no source can be, since reserved slots are lent to nobody.
+            // SAFETY: as above; `filled` bytes of the slot are written.
             unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), piece.address.add(filled), now.len()) };
             filled += now.len();
         }
-        if checksum {
-            sum.add(part_checksum(0, piece.pinned()));
-        }
+        mover.add(piece.pinned());
     }
-    if let Some(threads) = threads
-        && !ranges.is_empty()
-    {
-        // SAFETY: as above; `sources[2]` outlives the call, and the slots are distinct.
-        let sums = unsafe { copy_ranges(threads, ranges, 0, checksum) }?;
-        sums.into_iter().for_each(|piece| sum.add(piece));
-    }
-    Ok(sum.finish().filter(|_| checksum))
+    mover.finish()
 }
 
 /// Bytes in use of the first slot of a block that the caller has pinned.
@@ -132,34 +168,25 @@ pub(super) unsafe fn read(
     threads: Option<&CopyThreads>,
     expected: Option<u64>,
 ) -> Result<()> {
-    let mut sum = ChainChecksum::default();
-    let mut ranges = Vec::new();
+    let mut mover = Mover::new(threads, expected.is_some());
     let mut start = 0;
     for piece in Pieces::of(core, head, total) {
         let piece = piece?;
         let from = skip.saturating_sub(start).min(piece.bytes);
         // SAFETY: pieces add up to `total`, so at most `total - skip` bytes are copied to the target.
         let to = unsafe { target.add((start + from).saturating_sub(skip)) };
-        if threads.is_some() && from == 0 {
-            ranges.push(CopyRange { source: piece.address, target: to, bytes: piece.bytes });
+        if from == 0 {
+            // SAFETY: a pinned slot does not change, and each slot has its own place in the target.
+            unsafe { mover.copy(CopyRange { source: piece.address, target: to, bytes: piece.bytes }) };
         } else {
             let wanted = &piece.pinned()[from..];
             // SAFETY: as for `to`; the caller vouches that the target is no memory of the pool.
             unsafe { std::ptr::copy_nonoverlapping(wanted.as_ptr(), to, wanted.len()) };
-            if expected.is_some() {
-                sum.add(part_checksum(0, piece.pinned()));
-            }
+            mover.add(piece.pinned());
         }
         start += piece.bytes;
     }
-    if let Some(threads) = threads
-        && !ranges.is_empty()
-    {
-        // SAFETY: as above; the ranges are distinct.
-        let sums = unsafe { copy_ranges(threads, ranges, 0, expected.is_some()) }?;
-        sums.into_iter().for_each(|piece| sum.add(piece));
-    }
-    if expected.is_some() && sum.finish() != expected {
+    if mover.finish()? != expected {
         return Err(Error::corrupt("the bytes of a value do not match their checksum: remove the value"));
     }
     Ok(())

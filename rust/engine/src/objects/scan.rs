@@ -15,26 +15,19 @@ use super::patience::Patience;
 use super::record::RECORD_BYTES;
 use super::store::Inner;
 
-/// Counts that are thrown away because the index changed meanwhile; then an inexact one has to do.
-const COUNTS_MAX: usize = 3;
+/// Scans that are thrown away because the index changed meanwhile.
+const SCANS_MAX: usize = 3;
 
 /// Looks at one bucket before asking whether a dead process left it marked as changing.
 const LOOKS_PER_LOCK: u32 = 8;
 
 impl Inner {
     pub(super) fn count(&self) -> Result<usize> {
-        let core = self.core();
-        let identity = core.identity(self.classes.namespace(HEAD))?;
+        let identity = self.core().identity(self.classes.namespace(HEAD))?;
         let mut count = 0;
-        for _ in 0..COUNTS_MAX {
+        for _ in 0..SCANS_MAX {
             let before = self.changes();
-            let extents = core.extents(self.classes.namespace(HEAD));
-            let heads = extents.iter().flat_map(Extent::slots).filter(|slot| {
-                // Reading the stamps first skips free slots and members eight times as fast as their headers.
-                core.control.stamp(*slot).load(Relaxed) != 0
-                    && core.control.slot(*slot).is_some_and(|header| sealed_head(header, &identity).is_some())
-            });
-            count = heads.count();
+            count = self.heads(&identity).count();
             if self.changes() == before {
                 break;
             }
@@ -42,18 +35,45 @@ impl Inner {
         Ok(count)
     }
 
+    pub(super) fn keys(&self) -> Result<Vec<String>> {
+        let identity = self.core().identity(self.classes.namespace(HEAD))?;
+        for _ in 0..SCANS_MAX {
+            let before = self.changes();
+            let pinned = self.heads(&identity).map(|block| Pinned::new(self.core(), block));
+            let keys = pinned.map(|pinned| Some(self.key_of(&pinned?))).collect::<Option<Vec<_>>>();
+            if let Some(keys) = keys
+                && self.changes() == before
+            {
+                return Ok(keys.into_iter().flatten().collect());
+            }
+        }
+        self.keys_by_bucket(&identity)
+    }
+
+    /// Heads of all values as far as they stay where they are meanwhile.
+    fn heads(&self, identity: &Identity) -> impl Iterator<Item = BlockRef> {
+        let core = self.core();
+        let extents = core.extents(self.classes.namespace(HEAD));
+        let slots: Vec<_> = extents.iter().map(Extent::slots).collect();
+        // Reading the stamps first skips free slots and members much faster than reading their headers.
+        slots.into_iter().flatten().filter(|slot| core.control.stamp(*slot).load(Relaxed) != 0).filter_map(|slot| {
+            let state = sealed_head(core.control.slot(slot)?, identity)?;
+            Some(state.block(slot))
+        })
+    }
+
     /// A number that is another after every change of the index.
     fn changes(&self) -> u64 {
         self.core().control.stripes().iter().fold(0, |sum, stripe| sum.wrapping_add(stripe.version.load(Acquire)))
     }
 
-    pub(super) fn keys(&self) -> Result<Vec<String>> {
-        let identity = self.core().identity(self.classes.namespace(HEAD))?;
+    /// Keys of all values while others keep changing the index: exact for each bucket.
+    fn keys_by_bucket(&self, identity: &Identity) -> Result<Vec<String>> {
         let mut keys = Vec::new();
-        let mut patience = Patience::default();
         for bucket in 0..self.core().control.buckets().len() {
+            let mut patience = Patience::default();
             let complete = keys.len();
-            while !self.keys_of_bucket(bucket, &identity, &mut keys)? {
+            while !self.keys_of_bucket(bucket, identity, &mut keys)? {
                 keys.truncate(complete);
                 patience.wait()?;
                 if patience.tries() % LOOKS_PER_LOCK == 0 {
@@ -74,10 +94,7 @@ impl Inner {
         let Some(blocks) = self.blocks_of_bucket(bucket, identity) else { return Ok(false) };
         for block in blocks {
             let Some(pinned) = Pinned::new(core, block) else { return Ok(false) };
-            match self.key_of(&pinned) {
-                Ok(key) => keys.push(key),
-                Err(error) => log::error!("pegaflow: slot {} is left out of the keys: {error}", block.slot()),
-            }
+            keys.extend(self.key_of(&pinned));
         }
         Ok(true)
     }
@@ -104,10 +121,13 @@ impl Inner {
         None
     }
 
-    fn key_of(&self, pinned: &Pinned<'_>) -> Result<String> {
-        let record = pinned.record()?;
-        let key = bytes::text(pinned.core, pinned.block, RECORD_BYTES..record.prefix_bytes())?;
-        String::from_utf8(key).map_err(|_| Error::corrupt("its key is no UTF-8"))
+    /// Text of a key; what is damaged is left out.
+    fn key_of(&self, pinned: &Pinned<'_>) -> Option<String> {
+        let text = pinned
+            .record()
+            .and_then(|record| bytes::text(pinned.core, pinned.block, RECORD_BYTES..record.prefix_bytes()))
+            .and_then(|text| String::from_utf8(text).map_err(|_| Error::corrupt("a key is no UTF-8")));
+        text.inspect_err(|error| log::error!("pegaflow: a value is left out of the keys: {error}")).ok()
     }
 }
 

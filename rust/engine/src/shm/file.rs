@@ -52,6 +52,15 @@ impl Place {
         }
     }
 
+    /// Claim memory for a range of a file of this place (see [`claim`]). Anonymous memory is claimed page by page as it
+    /// is touched, like all other memory of the process: no file system below it can be full.
+    pub(crate) fn claim(&self, file: &File, offset: u64, bytes: u64, what: &str) -> Result<()> {
+        match self {
+            Self::Directory(_) => claim(file, offset, bytes, what),
+            Self::Anonymous => Ok(()),
+        }
+    }
+
     /// Remove file `name`; what does not exist counts as removed.
     pub(crate) fn remove(&self, name: &str) {
         if let Self::Directory(dir) = self
@@ -141,7 +150,7 @@ pub(crate) fn set_length(file: &File, bytes: u64) -> Result<()> {
 }
 
 /// Claim memory for a range of `file`, so that a full file system is an error here and never a SIGBUS later.
-pub(crate) fn claim(file: &File, offset: u64, bytes: u64, what: &str) -> Result<()> {
+fn claim(file: &File, offset: u64, bytes: u64, what: &str) -> Result<()> {
     loop {
         match nix::fcntl::posix_fallocate(file.as_fd(), offset as libc::off_t, bytes as libc::off_t) {
             Ok(()) => return Ok(()),

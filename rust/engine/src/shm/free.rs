@@ -178,7 +178,17 @@ mod tests {
     fn a_search_goes_once_around() {
         let extent = |first_slot, slot_count| {
             let (state, segments) = (ExtentState::Ready, vec![0]);
-            Extent { index: 0, generation: 1, owner: 0, state, namespace: 0, first_slot, slot_count, bytes: 0, segments }
+            Extent {
+                index: 0,
+                generation: 1,
+                owner: 0,
+                state,
+                namespace: 0,
+                first_slot,
+                slot_count,
+                bytes: 0,
+                segments,
+            }
         };
         let extents = [extent(640, 192), extent(0, 100)];
         let words = |start| words_from(&extents, start).map(|(_, word)| word).collect::<Vec<_>>();

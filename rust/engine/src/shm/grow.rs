@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::limits::SLOTS_PER_RANGE;
 use crate::shm::core::Core;
 use crate::shm::extent::{Extent, ExtentState, store_state};
-use crate::shm::file::{claim, set_length};
+use crate::shm::file::set_length;
 use crate::shm::geometry::slot_stride;
 use crate::shm::mapping::Mapping;
 use crate::shm::names::segment_file;
@@ -100,7 +100,7 @@ impl Core {
             crate::crash_point::pass("grow.segment_created");
             let bytes = (u64::from(extent.slot_count) * slot_stride(*part_bytes)).next_multiple_of(4096);
             set_length(&file, bytes)?;
-            claim(&file, 0, bytes, "cached blocks")?;
+            self.place.claim(&file, 0, bytes, "cached blocks")?;
             let mapping = Arc::new(Mapping::new(&file, bytes as usize)?);
             self.keep_segment((extent.index, extent.generation, part as u32), mapping);
             self.stats.segments_created.add(1);
@@ -111,7 +111,7 @@ impl Core {
         let control = self.lock_file.file();
         for (table, record) in [(offsets.slots, size_of::<SlotHeader>()), (offsets.stamps, size_of::<AtomicU64>())] {
             let record = record as u64;
-            claim(control, table as u64 + first * record, slots * record, "slot headers")?;
+            self.place.claim(control, table as u64 + first * record, slots * record, "slot headers")?;
         }
         crate::crash_point::pass("grow.allocated");
         Ok(())

@@ -12,7 +12,7 @@ use crate::limits::{CREATE_WAIT_MAX, POOL_BYTES_DEFAULT};
 use crate::shm::clock::unix_seconds;
 use crate::shm::control::Control;
 use crate::shm::core::Core;
-use crate::shm::file::{Place, check_dir, claim, free_bytes, io_error, make_dir, set_length};
+use crate::shm::file::{Place, check_dir, free_bytes, io_error, make_dir, set_length};
 use crate::shm::geometry::Geometry;
 use crate::shm::liveness::LockFile;
 use crate::shm::names::{CONTROL, CONTROL_NEW, pool_dir};
@@ -102,7 +102,7 @@ fn create_control(place: &Place, file_name: &str, options: &OpenOptions) -> Resu
     let offsets = geometry.offsets();
     let file = place.create(file_name)?;
     set_length(&file, offsets.end as u64)?;
-    claim(&file, 0, offsets.fixed_end as u64, "the pool's index")?;
+    place.claim(&file, 0, offsets.fixed_end as u64, "the pool's index")?;
     let control = Control::map(&file, geometry)?;
     control.header().clock.store(CLOCK_START, Relaxed);
     control.header().last_used_unix_s.store(unix_seconds(), Relaxed);
