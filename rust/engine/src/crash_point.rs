@@ -37,6 +37,8 @@ pub const NAMES: &[&str] = &[
     "evict.freed",
     "replace.superseded",
     "reap.claimed",
+    "reap.locked",
+    "quarantine.waiting",
     "reap.scanned",
     "retire.claimed",
     "retire.dropping",

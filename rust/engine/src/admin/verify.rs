@@ -14,7 +14,7 @@ use crate::shm::extent::{Extent, ExtentState};
 use crate::shm::geometry::slot_stride;
 use crate::shm::names::{parse_segment_file, segment_file};
 use crate::shm::namespace::facts;
-use crate::shm::process::{Member, ProcessState, load};
+use crate::shm::process::{Member, load};
 use crate::sync::Acquire;
 
 /// Problems listed at most; what is behind them is counted.
@@ -68,8 +68,8 @@ fn check_processes(view: &View, report: &mut Report) {
     let words = stripes.iter().map(|stripe| &stripe.lock).chain([&header.structure_lock]);
     for word in words.map(|word| word.load(Acquire)).filter(|word| *word != 0) {
         let alive = Member::decode(word).is_some_and(|member| {
-            let row = load(&view.control.processes()[member.row as usize]);
-            row == (member.epoch, ProcessState::Alive)
+            let (epoch, state) = load(&view.control.processes()[member.row as usize]);
+            epoch == member.epoch && state.may_live()
         });
         if !alive {
             report.problem(format!("a lock is held by {word:#x}, which is no process of the pool"));

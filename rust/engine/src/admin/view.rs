@@ -46,7 +46,7 @@ impl View {
         rows.filter_map(|(index, row)| {
             let (epoch, state) = load(row);
             let member = Member { row: index as u32, epoch };
-            let alive = state == ProcessState::Alive && held_by_other(&self.file, member.row);
+            let alive = state.may_live() && held_by_other(&self.file, member.row);
             (state != ProcessState::Free).then_some(ProcessView { member, alive })
         })
         .collect()

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::key::BlockRef;
 use crate::shm::control::Control;
 use crate::shm::evict::EvictQueue;
-use crate::shm::extent::{Extent, SegmentKey};
+use crate::shm::extent::{Extents, SegmentKey};
 use crate::shm::file::Place;
 use crate::shm::free::FreeCursor;
 use crate::shm::lease::Pins;
@@ -27,8 +27,8 @@ pub(crate) struct Requests {
     pub(crate) stop: bool,
 }
 
-/// Extents of one namespace as of one version of the table.
-pub(crate) type ExtentCache = HashMap<u32, (u64, Arc<Vec<Extent>>)>;
+/// Extents of each namespace that was asked for.
+pub(crate) type ExtentCache = HashMap<u32, Arc<Extents>>;
 
 /// One attached pool.
 pub(crate) struct Core {
@@ -42,7 +42,7 @@ pub(crate) struct Core {
     pub(crate) pending: Mutex<HashMap<BlockRef, Pending>>,
     pub(crate) segments: RwLock<HashMap<SegmentKey, Arc<Mapping>>>,
     pub(crate) extent_cache: Mutex<ExtentCache>,
-    pub(crate) used_segments: Mutex<(u64, usize)>,
+    pub(crate) used_segments: Mutex<(u64, (usize, bool))>,
     pub(crate) free_cursors: Mutex<HashMap<u32, FreeCursor>>,
     pub(crate) evict_queues: Mutex<HashMap<u32, EvictQueue>>,
     pub(crate) grow_error: Mutex<Option<String>>,
@@ -68,7 +68,7 @@ impl Core {
             pending: Mutex::default(),
             segments: RwLock::default(),
             extent_cache: Mutex::default(),
-            used_segments: Mutex::new((u64::MAX, 0)),
+            used_segments: Mutex::new((u64::MAX, (0, true))),
             free_cursors: Mutex::default(),
             evict_queues: Mutex::default(),
             grow_error: Mutex::default(),
@@ -103,5 +103,15 @@ impl Core {
     pub(crate) fn wake(&self) {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).awake = true;
         self.bell.notify_all();
+    }
+}
+
+impl Drop for Core {
+    /// Leave the pool, once no thread of this process can copy for it any more. The same steps as after a death; what
+    /// followers still write stays until they are gone.
+    fn drop(&mut self) {
+        if !self.lock_file.forked() {
+            self.reap_row(self.me);
+        }
     }
 }

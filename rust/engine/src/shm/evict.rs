@@ -41,9 +41,15 @@ impl Core {
                 }
                 continue;
             };
+            // The slot may be in the hands of another namespace since the scan.
+            if !self.names_namespace(slot, ns) {
+                continue;
+            }
             if let Some(freeing) = self.evict_one(slot, stamp) {
                 self.stats.blocks_evicted.add(1);
-                return self.recycle(slot, freeing);
+                if let Some(taken) = self.recycle(slot, freeing) {
+                    return Some(taken);
+                }
             }
         }
     }
@@ -83,7 +89,11 @@ impl Core {
     pub(crate) fn evict_one(&self, slot: u32, stamp: u64) -> Option<SlotState> {
         let header = self.control.slot(slot)?;
         let word = header.state.load(Acquire);
-        let sealed = SlotState::decode(word).filter(|state| state.state == State::Sealed)?;
+        let state = SlotState::decode(word)?;
+        if state.state == State::Evicting {
+            self.keep_before(header, word);
+        }
+        let sealed = Some(state).filter(|state| state.state == State::Sealed)?;
         let (identity, key) = name_of(header)?;
         let Some(bucket) = self.lock_bucket(self.bucket_of(&identity, &key)) else {
             self.keep(sealed.block(slot));
@@ -110,6 +120,19 @@ impl Core {
         bucket.finish();
         crate::crash_point::pass("evict.freeing");
         Some(freeing)
+    }
+
+    fn names_namespace(&self, slot: u32, ns: Namespace) -> bool {
+        self.control.slot(slot).is_some_and(|header| header.tag.load(Relaxed) >> 16 == ns.0)
+    }
+
+    /// A sibling is trying to evict this candidate and may have to bring it back: the chain before it stays until that
+    /// is decided.
+    fn keep_before(&self, header: &SlotHeader, word: u64) {
+        let before = BlockRef(header.parent.load(Acquire));
+        if before.0 != 0 && header.state.load(Acquire) == word {
+            self.keep(before);
+        }
     }
 
     /// A candidate stays though it was not touched: then so does the chain before it.

@@ -12,7 +12,7 @@ use crate::shm::mapping::Mapping;
 use crate::shm::names::segment_file;
 use crate::shm::namespace::Namespace;
 use crate::shm::rows::ExtentRow;
-use crate::sync::{Acquire, Relaxed, SeqCst};
+use crate::sync::{Acquire, Relaxed, SeqCst, fence};
 
 /// What an extent is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +41,40 @@ pub(crate) struct Extent {
     pub(crate) segments: Vec<u32>,
 }
 
+/// Ready extents of one namespace as of one version of the table.
+#[derive(Debug)]
+pub(crate) struct Extents {
+    pub(crate) version: u64,
+    list: Vec<Extent>,
+}
+
+impl std::ops::Deref for Extents {
+    type Target = [Extent];
+
+    fn deref(&self) -> &[Extent] {
+        &self.list
+    }
+}
+
 impl Extent {
     /// Read row `index`; `None` if it is free, an error if it holds what no writer writes.
     pub(crate) fn load(control: &Control, index: u32) -> Result<Option<Self>> {
-        let row = &control.extents()[index as usize];
-        let word = row.state.load(Acquire);
+        let row = control
+            .extents()
+            .get(index as usize)
+            .ok_or_else(|| Error::corrupt(format!("there is no extent {index}: remove the pool")))?;
+        loop {
+            let word = row.state.load(Acquire);
+            let extent = Self::load_as(control, row, index, word);
+            fence(Acquire);
+            // A row is only filled while it is free: if its word is the same, the fields belong to it.
+            if row.state.load(Relaxed) == word {
+                return extent;
+            }
+        }
+    }
+
+    fn load_as(control: &Control, row: &ExtentRow, index: u32, word: u64) -> Result<Option<Self>> {
         let state = match word as u8 {
             0 => return Ok(None),
             1 => ExtentState::Creating,
@@ -73,6 +102,7 @@ impl Extent {
             && u64::from(extent.first_slot).is_multiple_of(SLOTS_PER_RANGE)
             && end <= geometry.slots_max
             && (extent.namespace as usize) < control.namespaces().len()
+            && extent.bytes <= geometry.pool_bytes
             && extent.segments.iter().all(|segment| u64::from(*segment) < geometry.segments_max());
         if !possible {
             return Err(Error::corrupt(format!("extent {index} has impossible bounds: remove the pool")));
@@ -113,22 +143,22 @@ pub(crate) type SegmentKey = (u32, u32, u32);
 
 impl Core {
     /// Ready extents of a namespace; a cached list, renewed when any extent of the pool changes.
-    pub(crate) fn extents(&self, ns: Namespace) -> Arc<Vec<Extent>> {
+    pub(crate) fn extents(&self, ns: Namespace) -> Arc<Extents> {
         let version = self.control.header().extents_version.load(Acquire);
         let mut cache = self.extent_cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((known, list)) = cache.get(&ns.0)
-            && *known == version
+        if let Some(known) = cache.get(&ns.0)
+            && known.version == version
         {
-            return Arc::clone(list);
+            return Arc::clone(known);
         }
         let list: Vec<Extent> = self
             .all_extents()
             .into_iter()
             .filter(|extent| extent.state == ExtentState::Ready && extent.namespace == ns.0)
             .collect();
-        let list = Arc::new(list);
-        cache.insert(ns.0, (version, Arc::clone(&list)));
-        list
+        let extents = Arc::new(Extents { version, list });
+        cache.insert(ns.0, Arc::clone(&extents));
+        extents
     }
 
     /// All extents in use; damaged rows are left out and logged.

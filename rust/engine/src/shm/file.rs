@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Where a pool's files live.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Place {
     /// Named files in this directory.
     Directory(PathBuf),

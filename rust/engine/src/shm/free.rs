@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 
 use crate::limits::SLOTS_PER_RANGE;
 use crate::shm::core::Core;
-use crate::shm::extent::Extent;
+use crate::shm::extent::{Extent, Extents};
 use crate::shm::namespace::Namespace;
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{NOBODY, SlotState, State, next_generation};
@@ -31,12 +31,11 @@ impl Core {
     }
 
     /// Reserve any free slot of the namespace for this process.
-    pub(crate) fn take_free(&self, ns: Namespace, extents: &[Extent]) -> Option<TakenSlot> {
+    pub(crate) fn take_free(&self, ns: Namespace, extents: &Extents) -> Option<TakenSlot> {
         let frees = self.control.namespaces()[ns.0 as usize].frees.load(Acquire);
-        let version = self.control.header().extents_version.load(Acquire);
         let mut cursors = self.free_cursors.lock().unwrap_or_else(PoisonError::into_inner);
         let cursor = cursors.entry(ns.0).or_default();
-        if cursor.empty_at == Some(frees) && cursor.empty_version == version {
+        if cursor.empty_at == Some(frees) && cursor.empty_version == extents.version {
             return None;
         }
         for (extent, word) in words_from(extents, cursor.word) {
@@ -48,7 +47,7 @@ impl Core {
             }
         }
         cursor.empty_at = Some(frees);
-        cursor.empty_version = version;
+        cursor.empty_version = extents.version;
         None
     }
 

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::limits::SLOTS_PER_RANGE;
 use crate::shm::core::Core;
 use crate::shm::extent::{Extent, ExtentState, store_state};
-use crate::shm::file::set_length;
+use crate::shm::file::{Place, set_length};
 use crate::shm::geometry::slot_stride;
 use crate::shm::mapping::Mapping;
 use crate::shm::names::segment_file;
@@ -119,6 +119,10 @@ impl Core {
 
     /// Make the slots usable: the range table first, READY next, the free hints last.
     fn hand_out(&self, extent: &Extent) {
+        if matches!(self.place, Place::Directory(_)) {
+            // A process that died while it still had an older list of extents may have left its mark on a header.
+            extent.slots().for_each(|slot| self.clear_header(slot));
+        }
         for range in extent.ranges() {
             self.control.ranges()[range].store(extent.index + 1, Release);
         }
@@ -142,12 +146,7 @@ impl Core {
         }
         if extent.state == ExtentState::Dropping {
             // Out of everybody's reach now; while CREATING, header memory may not even be claimed.
-            for slot in extent.slots() {
-                let header = self.control.slot_unchecked(slot);
-                let generation = (header.state.load(Acquire) >> 32) as u32;
-                header.state.store(SlotState::new(generation, NOBODY, State::Free).encode(), SeqCst);
-                self.control.stamp(slot).store(0, Relaxed);
-            }
+            extent.slots().for_each(|slot| self.clear_header(slot));
         }
         for segment in &extent.segments {
             self.place.remove(&segment_file(*segment));
@@ -156,6 +155,15 @@ impl Core {
         store_state(row, extent.generation, 0, ExtentState::Free);
         self.extents_changed();
         self.prune_segments();
+    }
+
+    /// Free, leased by nobody, at the same generation. The slot is out of everybody's reach.
+    fn clear_header(&self, slot: u32) {
+        let header = self.control.slot_unchecked(slot);
+        let generation = (header.state.load(Acquire) >> 32) as u32;
+        header.state.store(SlotState::new(generation, NOBODY, State::Free).encode(), SeqCst);
+        header.leases.iter().for_each(|word| word.store(0, SeqCst));
+        self.control.stamp(slot).store(0, Relaxed);
     }
 
     /// Bytes of data segments in use or being created.
@@ -189,7 +197,7 @@ fn unused_segments(all: &[Extent], segments_max: u32, count: usize) -> Option<Ve
 }
 
 /// First gap in the slot numbers for up to `slots` slots; a shorter one if none is long enough.
-fn unused_slots(all: &[Extent], slots_max: u64, slots: u64) -> Option<(u64, u64)> {
+pub(crate) fn unused_slots(all: &[Extent], slots_max: u64, slots: u64) -> Option<(u64, u64)> {
     let mut used: Vec<(u64, u64)> = all
         .iter()
         .map(|extent| {

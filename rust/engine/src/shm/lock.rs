@@ -50,14 +50,16 @@ impl Core {
                 continue;
             }
             tries += 1;
-            if tries.is_multiple_of(LOCK_TRIES_PER_PROBE)
+            let late = started.elapsed() >= LOCK_WAIT_MAX;
+            // Late also on a busy host, where one yield can take as long: never give up without having looked.
+            if (late || tries.is_multiple_of(LOCK_TRIES_PER_PROBE))
                 && self.is_dead(holder)
                 && word.compare_exchange(holder, mine, AcqRel, Relaxed).is_ok()
             {
                 self.stats.locks_taken_over.add(1);
                 break Some(LockGuard { word, mine });
             }
-            if started.elapsed() >= LOCK_WAIT_MAX {
+            if late {
                 self.stats.lock_timeouts.add(1);
                 break None;
             }

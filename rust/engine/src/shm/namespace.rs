@@ -4,9 +4,10 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::{NAMESPACES_MAX, PARTS_MAX};
 use crate::shm::core::Core;
+use crate::shm::extent::Extent;
 use crate::shm::geometry::slot_stride;
 use crate::shm::rows::{NamespaceRow, load_label, load4, store_label, store4};
-use crate::sync::{Acquire, Relaxed, Release, SeqCst};
+use crate::sync::{Acquire, Relaxed, Release, SeqCst, fence};
 
 /// Handle of a namespace of one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,20 +143,27 @@ impl Core {
         let epoch = self.namespace_row(ns)?.epoch.fetch_add(1, SeqCst) + 1;
         crate::crash_point::pass("reset.bumped");
         // What is stale now is of no use to anybody: first in line for eviction.
-        for extent in self.extents(ns).iter() {
-            for slot in extent.slots() {
-                let stamp = self.control.stamp(slot);
-                if stamp.load(Relaxed) != 0 {
-                    stamp.store(1, Relaxed);
-                }
-            }
-        }
+        let identity = self.identity(ns)?;
+        self.extents(ns).iter().flat_map(Extent::slots).for_each(|slot| self.age_if_stale(slot, &identity));
         Ok(epoch)
     }
 
     /// Whether blocks of the namespace must not go to make room for others.
     pub(crate) fn is_kept(&self, id: u32) -> bool {
         self.control.namespaces().get(id as usize).is_some_and(|row| row.fingerprint[0].load(Relaxed) == KEPT)
+    }
+
+    fn age_if_stale(&self, slot: u32, identity: &Identity) {
+        let Some(header) = self.control.slot(slot) else { return };
+        let (stamp, word) = (self.control.stamp(slot), header.state.load(Acquire));
+        let before = stamp.load(SeqCst);
+        let stale = load4(&header.fingerprint) != identity.fingerprint;
+        fence(Acquire);
+        // If the slot was recycled meanwhile, either its state or its stamp is another: blocks of the new epoch keep
+        // their order.
+        if before != 0 && stale && header.state.load(Acquire) == word {
+            let _newer = stamp.compare_exchange(before, 1, SeqCst, Relaxed);
+        }
     }
 
     pub(crate) fn namespace_freed(&self, id: u32) {

@@ -2,6 +2,7 @@
 //! all, so nobody ever maps half a pool.
 
 use std::fs::File;
+use std::io::ErrorKind as IoKind;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -28,7 +29,9 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
     crate::crash_point::arm_from_environment()?;
     if options.private {
         let (file, superblock) = create_control(&Place::Anonymous, CONTROL, options)?;
-        return Ok((attach(name, Place::Anonymous, file, superblock, &options.label)?, true));
+        // Nobody else can attach, so nobody asks whether this process lives.
+        let lock_file = file.try_clone().map_err(|error| io_error("open", Path::new(name), &error))?;
+        return Ok((attach(name, Place::Anonymous, &file, lock_file, superblock, &options.label)?, true));
     }
     let dir = pool_dir(&options.shm_dir, nix::unistd::geteuid().as_raw(), name);
     if options.create {
@@ -39,23 +42,14 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
     let path = dir.join(CONTROL);
     let place = Place::Directory(dir.clone());
     let started = std::time::Instant::now();
+    let mut created = false;
     loop {
-        match place.open(CONTROL) {
-            Ok(file) => {
-                let superblock = Superblock::read(&file, &path)?;
-                let core = attach(name, Place::Directory(dir.clone()), file, superblock, &options.label)?;
-                // Registered first, then looked again: whoever removes the pool either sees us or is seen.
-                if is_still_there(core.lock_file.file(), &path) {
-                    return Ok((core, false));
-                }
-            }
+        match attach_named(name, &place, &path, &options.label) {
+            Ok(Some(core)) => return Ok((core, created)),
+            Ok(None) => created = false,
             Err(error) if error.kind() == ErrorKind::NotFound && options.create => {
                 make_dir(&dir)?;
-                if create_named(&place, &path, options)? {
-                    let file = place.open(CONTROL)?;
-                    let superblock = Superblock::read(&file, &path)?;
-                    return Ok((attach(name, place, file, superblock, &options.label)?, true));
-                }
+                created = create_named(&place, &path, options)?;
             }
             Err(error) => return Err(error),
         }
@@ -63,6 +57,33 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
             return Err(Error::busy(format!("pool '{name}' keeps being removed and created: try again")));
         }
     }
+}
+
+/// Attach to the control file at `path`; `None` if it was removed or replaced meanwhile.
+fn attach_named(name: &str, place: &Place, path: &Path, label: &str) -> Result<Option<Core>> {
+    let file = place.open(CONTROL)?;
+    let superblock = Superblock::read(&file, path)?;
+    // A mapping keeps the description of its file open, in forked children too, and with it the description's locks:
+    // the liveness lock has a description of its own.
+    let lock_file = place.open(CONTROL)?;
+    if !is_still_there(&file, path) {
+        return Ok(None);
+    }
+    let core = attach(name, place.clone(), &file, lock_file, superblock, label)?;
+    // Registered first, then looked again: whoever removes the pool either sees us or is seen.
+    if !is_still_there(&file, path) || !is_still_there(core.lock_file.file(), path) {
+        return Ok(None);
+    }
+    remove_unfinished(place);
+    Ok(Some(core))
+}
+
+/// Remove control files that were never finished. The pool has one, so whoever is still writing another finds that out
+/// when it wants to give it the name.
+fn remove_unfinished(place: &Place) {
+    let Place::Directory(dir) = place else { return };
+    let names = std::fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok());
+    names.filter(|name| name.starts_with(CONTROL_NEW)).for_each(|name| place.remove(&name));
 }
 
 fn is_still_there(file: &File, path: &Path) -> bool {
@@ -81,7 +102,8 @@ fn create_named(place: &Place, path: &Path, options: &OpenOptions) -> Result<boo
         crate::crash_point::pass("create.control_written");
         match std::fs::hard_link(&new_path, path) {
             Ok(()) => Ok(true),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+            // Another process was faster, and may even have tidied ours away.
+            Err(error) if matches!(error.kind(), IoKind::AlreadyExists | IoKind::NotFound) => Ok(false),
             Err(error) => Err(io_error("create", path, &error)),
         }
     });
@@ -112,9 +134,13 @@ fn create_control(place: &Place, file_name: &str, options: &OpenOptions) -> Resu
     Ok((file, superblock))
 }
 
-fn attach(name: &str, place: Place, file: File, superblock: Superblock, label: &str) -> Result<Core> {
-    let control = Control::map(&file, superblock.geometry)?;
-    let lock_file = LockFile::new(file)?;
-    let me = register(&control, &lock_file, label)?;
-    Ok(Core::new(name, place, control, lock_file, me))
+fn attach(name: &str, place: Place, file: &File, lock_file: File, superblock: Superblock, label: &str) -> Result<Core> {
+    let control = Control::map(file, superblock.geometry)?;
+    let lock_file = LockFile::new(lock_file)?;
+    let registered = register(&control, &lock_file, label)?;
+    let core = Core::new(name, place, control, lock_file, registered.me);
+    if let Some(inherited) = registered.inherited {
+        core.clear_inherited(&inherited);
+    }
+    Ok(core)
 }

@@ -321,7 +321,5 @@ impl Drop for Pool {
         {
             log::error!("pegaflow: the background thread of pool {} had panicked", self.core.name);
         }
-        // The same steps as after a death; what followers still write stays until they are gone.
-        self.core.reap_row(self.core.me);
     }
 }

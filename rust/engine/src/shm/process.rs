@@ -9,6 +9,11 @@ use crate::shm::liveness::LockFile;
 use crate::shm::rows::{ProcessRow, store_label};
 use crate::sync::{Acquire, SeqCst};
 
+/// In a row's flags: devices may write the process's slots.
+const FLAG_DEVICE_WRITES: u64 = 1;
+/// Epochs fit what a lock word has for them.
+const EPOCH_MAX: u64 = (1 << 48) - 1;
+
 /// What a process row is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessState {
@@ -18,6 +23,15 @@ pub(crate) enum ProcessState {
     Alive,
     /// Its process is dead and what it left behind is being cleaned up.
     Reaping,
+    /// Its process is alive, cleans up after itself, and takes locks for that.
+    Leaving,
+}
+
+impl ProcessState {
+    /// Whether the process lives if it holds its lock.
+    pub(crate) fn may_live(self) -> bool {
+        matches!(self, Self::Alive | Self::Leaving)
+    }
 }
 
 /// A process in the process table: rows are reused, epochs are not.
@@ -48,6 +62,7 @@ pub(crate) fn load(row: &ProcessRow) -> (u64, ProcessState) {
     let state = match word as u8 {
         1 => ProcessState::Alive,
         2 => ProcessState::Reaping,
+        3 => ProcessState::Leaving,
         _ => ProcessState::Free,
     };
     (word >> 8, state)
@@ -57,32 +72,62 @@ pub(crate) fn store(row: &ProcessRow, epoch: u64, state: ProcessState) {
     row.state.store(epoch << 8 | state as u64, SeqCst);
 }
 
-/// Take a free row: its lock byte first, then the row, so that a row in use always has had a lock.
-pub(crate) fn register(control: &Control, lock: &LockFile, label: &str) -> Result<Member> {
-    for (index, row) in control.processes().iter().enumerate() {
-        let index = index as u32;
-        if load(row).1 != ProcessState::Free || !lock.try_lock(index)? {
-            continue;
+/// What registering gave: a row, and the dead member of whose things the row is still full, if there was no free one.
+pub(crate) struct Registered {
+    pub(crate) me: Member,
+    pub(crate) inherited: Option<Inherited>,
+}
+
+/// A dead member whose row a new one has taken before anybody had cleaned up.
+pub(crate) struct Inherited {
+    pub(crate) dead: Member,
+    pub(crate) device_writes: bool,
+}
+
+/// Take a free row, else one of a dead process: the lock byte first, then the row, so that a row in use always has had
+/// a lock.
+pub(crate) fn register(control: &Control, lock: &LockFile, label: &str) -> Result<Registered> {
+    for only_free in [true, false] {
+        for (index, row) in control.processes().iter().enumerate() {
+            let index = index as u32;
+            let wanted = |state| (state == ProcessState::Free) == only_free;
+            if !wanted(load(row).1) || !lock.try_lock(index)? {
+                continue;
+            }
+            crate::crash_point::pass("process.locked");
+            let (epoch, state) = load(row);
+            let before = Member { row: index, epoch };
+            if !wanted(state) || (state != ProcessState::Free && has_living_follower(control, lock, before)) {
+                lock.unlock(index);
+                continue;
+            }
+            let device_writes = row.flags.load(Acquire) & FLAG_DEVICE_WRITES != 0;
+            let inherited = (state != ProcessState::Free).then_some(Inherited { dead: before, device_writes });
+            return Ok(Registered { me: fill(row, index, epoch, label), inherited });
         }
-        crate::crash_point::pass("process.locked");
-        let (epoch, state) = load(row);
-        if state != ProcessState::Free {
-            lock.unlock(index);
-            continue;
-        }
-        let epoch = epoch + 1;
-        row.leader.store(0, SeqCst);
-        row.flags.store(0, SeqCst);
-        row.pid.store(u64::from(std::process::id()), SeqCst);
-        row.started_unix_s.store(unix_seconds(), SeqCst);
-        store_label(&row.label, label);
-        store(row, epoch, ProcessState::Alive);
-        crate::crash_point::pass("process.registered");
-        return Ok(Member { row: index, epoch });
     }
     Err(Error::busy(format!(
         "all {PROCESSES_MAX} process rows of the pool are taken: stop some processes or use another pool_name"
     )))
+}
+
+fn fill(row: &ProcessRow, index: u32, last_epoch: u64, label: &str) -> Member {
+    let epoch = (last_epoch + 1) & EPOCH_MAX;
+    row.leader.store(0, SeqCst);
+    row.flags.store(0, SeqCst);
+    row.pid.store(u64::from(std::process::id()), SeqCst);
+    row.started_unix_s.store(unix_seconds(), SeqCst);
+    store_label(&row.label, label);
+    store(row, epoch, ProcessState::Alive);
+    crate::crash_point::pass("process.registered");
+    Member { row: index, epoch }
+}
+
+/// Whether a living process other than the caller still moves bytes for `leader`.
+fn has_living_follower(control: &Control, lock: &LockFile, leader: Member) -> bool {
+    control.processes().iter().enumerate().any(|(index, row)| {
+        row.leader.load(SeqCst) == leader.encode() && load(row).1.may_live() && lock.held_by_other(index as u32)
+    })
 }
 
 impl Core {
@@ -93,7 +138,7 @@ impl Core {
             return member.epoch != self.me.epoch;
         }
         let (epoch, state) = load(&self.control.processes()[member.row as usize]);
-        epoch != member.epoch || state != ProcessState::Alive || !self.lock_file.held_by_other(member.row)
+        epoch != member.epoch || !state.may_live() || !self.lock_file.held_by_other(member.row)
     }
 
     /// Declare that this process moves bytes for `leader`. The order (announce, then check) meets the reaper's (mark
@@ -120,21 +165,16 @@ impl Core {
 
     /// Whether a living process still moves bytes for `leader`.
     pub(crate) fn has_living_follower(&self, leader: Member) -> bool {
-        self.control.processes().iter().enumerate().any(|(index, row)| {
-            row.leader.load(SeqCst) == leader.encode() && {
-                let (epoch, state) = load(row);
-                let follower = Member { row: index as u32, epoch };
-                state == ProcessState::Alive && !self.is_dead(follower.encode())
-            }
-        })
+        self.control.processes()[self.me.row as usize].leader.load(SeqCst) == leader.encode()
+            || has_living_follower(&self.control, &self.lock_file, leader)
     }
 
     /// Say that devices may write this process's slots, so that they wait in quarantine after its death.
     pub(crate) fn set_device_writes(&self) {
-        self.control.processes()[self.me.row as usize].flags.fetch_or(1, SeqCst);
+        self.control.processes()[self.me.row as usize].flags.fetch_or(FLAG_DEVICE_WRITES, SeqCst);
     }
 
     pub(crate) fn device_writes(&self, row: u32) -> bool {
-        self.control.processes()[row as usize].flags.load(Acquire) & 1 == 1
+        self.control.processes()[row as usize].flags.load(Acquire) & FLAG_DEVICE_WRITES != 0
     }
 }

@@ -11,15 +11,15 @@ use crate::shm::core::Core;
 use crate::shm::evict::name_of;
 use crate::shm::extent::{Extent, ExtentState};
 use crate::shm::lease::is_leased;
-use crate::shm::process::{Member, ProcessState, load, store};
+use crate::shm::process::{Inherited, Member, ProcessState, load, store};
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{NOBODY, SlotState, State, sealed_word};
-use crate::sync::{Acquire, Relaxed, SeqCst};
+use crate::sync::{Acquire, AtomicU64, Relaxed, SeqCst};
 
-/// What may be done with a dead process's reserved slots.
+/// What may be done with the slots that a dead process reserved or leased.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Writers {
-    /// A process that copies for it is alive.
+    /// A process that copies for it, from or to these slots, is alive.
     Living,
     /// All dead, but a device may still finish a transfer.
     Device,
@@ -46,10 +46,12 @@ impl Core {
         done
     }
 
-    /// Clean up after `dead`. `false` if something has to wait for a living follower.
+    /// Clean up after `dead`. `false` if something has to wait, for a living follower or a lock: then the row stays, and
+    /// so does what it owns, until somebody tries again.
     pub(crate) fn reap_row(&self, dead: Member) -> bool {
         let row = &self.control.processes()[dead.row as usize];
-        store(row, dead.epoch, ProcessState::Reaping);
+        let leaving = dead == self.me;
+        store(row, dead.epoch, if leaving { ProcessState::Leaving } else { ProcessState::Reaping });
         crate::crash_point::pass("reap.claimed");
         let writers = if self.has_living_follower(dead) {
             Writers::Living
@@ -58,11 +60,32 @@ impl Core {
         } else {
             Writers::None
         };
-        self.break_locks(dead);
+        let settled = self.settle(dead, writers);
+        crate::crash_point::pass("reap.scanned");
+        if writers == Writers::Living || !settled {
+            return false;
+        }
+        store(row, dead.epoch, ProcessState::Free);
+        self.stats.processes_reaped.add(1);
+        true
+    }
+
+    /// Clean this process's own row of what a dead member left there.
+    pub(crate) fn clear_inherited(&self, inherited: &Inherited) {
+        // What cannot be settled now stays until this process ends.
+        let writers = if inherited.device_writes { Writers::Device } else { Writers::None };
+        self.settle(inherited.dead, writers);
+        self.stats.processes_reaped.add(1);
+    }
+
+    /// Drop locks, slots, leases and extents of a dead member. `false` if a lock could not be had.
+    fn settle(&self, dead: Member, writers: Writers) -> bool {
+        self.break_locks();
         let extents = self.all_extents();
         let usable = |extent: &&Extent| matches!(extent.state, ExtentState::Ready | ExtentState::Retiring);
+        let mut settled = true;
         for slot in extents.iter().filter(usable).flat_map(Extent::slots) {
-            self.reap_slot(slot, dead.row, writers);
+            settled &= self.reap_slot(slot, dead.row, writers);
         }
         // Members whose head is gone, found after all heads were settled.
         for slot in extents.iter().filter(usable).flat_map(Extent::slots) {
@@ -71,68 +94,77 @@ impl Core {
         self.reap_extents(dead.row, &extents);
         // Slots went free or were hinted anew: whoever had found nothing looks again.
         (0..self.control.namespaces().len() as u32).for_each(|id| self.namespace_freed(id));
-        crate::crash_point::pass("reap.scanned");
-        if writers == Writers::Living {
-            return false;
-        }
-        store(row, dead.epoch, ProcessState::Free);
-        self.stats.processes_reaped.add(1);
-        true
+        // It may have died between making an extent ready and saying so.
+        self.extents_changed();
+        settled
     }
 
-    /// Take over and drop every lock that the dead process holds.
-    fn break_locks(&self, dead: Member) {
+    /// Take over and drop every lock whose holder is dead. What a living one is changing it finishes itself.
+    fn break_locks(&self) {
         let header = self.control.header();
+        let dead = |word: &&AtomicU64| {
+            let holder = word.load(Acquire);
+            holder != 0 && self.is_dead(holder)
+        };
         let words = std::iter::once(&header.structure_lock).chain(self.control.stripes().iter().map(|s| &s.lock));
-        for word in words.filter(|word| word.load(Acquire) == dead.encode()) {
+        for word in words.filter(dead) {
             drop(self.lock(word));
         }
         for (number, stripe) in self.control.stripes().iter().enumerate() {
-            if stripe.version.load(Acquire) % 2 == 1 {
+            if stripe.version.load(Acquire) % 2 == 1 && stripe.lock.load(Acquire) == 0 {
                 // Its lowest bucket has the number of the stripe.
                 drop(self.lock_bucket(number));
             }
         }
     }
 
-    fn reap_slot(&self, slot: u32, row: u32, writers: Writers) {
-        let Some(header) = self.control.slot(slot) else { return };
+    /// `false` if the slot still belongs to the dead process since a lock could not be had.
+    fn reap_slot(&self, slot: u32, row: u32, writers: Writers) -> bool {
+        let Some(header) = self.control.slot(slot) else { return true };
         let bit = 1u64 << (row % 64);
-        if header.leases[row as usize / 64].load(Relaxed) & bit != 0 {
+        // A living follower may still be reading what its leader leased.
+        if writers != Writers::Living && header.leases[row as usize / 64].load(Relaxed) & bit != 0 {
             header.leases[row as usize / 64].fetch_and(!bit, SeqCst);
         }
         let Some(state) = SlotState::decode(header.state.load(Acquire)) else {
             self.want_rebuild("a slot has an impossible state");
-            return;
+            return true;
         };
         match state.state {
             State::Free => self.hint_free(slot),
+            // Its reaper may have died before it said so.
+            State::Quarantined if state.owner == NOBODY => {
+                self.control.header().quarantine_pending.fetch_add(1, SeqCst);
+            }
             State::Doomed => self.settle_doomed(slot),
             State::Reserved | State::Quarantined if state.owner == row && writers != Writers::Living => {
-                self.reap_reserved(slot, header, state, writers);
+                return self.reap_reserved(slot, header, state, writers);
             }
-            State::Evicting if state.owner == row => self.reap_evicting(slot, header, state),
+            State::Evicting if state.owner == row => return self.reap_evicting(slot, header, state),
             State::Freeing if state.owner == row && self.give_back(slot, state) => self.stats.slots_reaped.add(1),
             _ => {}
         }
+        true
     }
 
     /// A reserved slot may already be linked (its publisher died before the seal): off the chain first.
-    fn reap_reserved(&self, slot: u32, header: &SlotHeader, state: SlotState, writers: Writers) {
+    fn reap_reserved(&self, slot: u32, header: &SlotHeader, state: SlotState, writers: Writers) -> bool {
         if !self.unlink_for_reaping(slot, header) {
-            return;
+            return false;
         }
-        if writers == Writers::Device {
+        if writers == Writers::Device || state.state == State::Quarantined {
             let due = boot_ms() + QUARANTINE_GRACE.as_millis() as u64;
             header.checksum.store(due, Relaxed);
             let waiting = SlotState::new(state.generation, NOBODY, State::Quarantined);
             if header.state.compare_exchange(state.encode(), waiting.encode(), SeqCst, Relaxed).is_ok() {
                 self.stats.slots_quarantined.add(1);
-                self.control.header().quarantine_pending.fetch_max(1, SeqCst);
+                crate::crash_point::pass("quarantine.waiting");
+                self.control.header().quarantine_pending.fetch_add(1, SeqCst);
             }
         } else if self.free_dead(slot, header, state) {
             self.stats.slots_reaped.add(1);
         }
+        true
     }
 
     fn free_dead(&self, slot: u32, header: &SlotHeader, state: SlotState) -> bool {
@@ -143,9 +175,10 @@ impl Core {
 
     /// Its evictor died holding the bucket's lock: finish if nobody leases the block or a newer one has its key, else
     /// bring it back.
-    fn reap_evicting(&self, slot: u32, header: &SlotHeader, state: SlotState) {
-        let Some((identity, key)) = name_of(header) else { return };
-        let Some(bucket) = self.lock_bucket(self.bucket_of(&identity, &key)) else { return };
+    fn reap_evicting(&self, slot: u32, header: &SlotHeader, state: SlotState) -> bool {
+        let Some((identity, key)) = name_of(header) else { return true };
+        let Some(bucket) = self.lock_bucket(self.bucket_of(&identity, &key)) else { return false };
+        crate::crash_point::pass("reap.locked");
         bucket.begin();
         if is_leased(header) && bucket.find(&identity, &key).is_none() {
             if !bucket.is_linked(slot) {
@@ -158,12 +191,14 @@ impl Core {
             self.stats.slots_reaped.add(1);
         }
         bucket.finish();
+        true
     }
 
     fn unlink_for_reaping(&self, slot: u32, header: &SlotHeader) -> bool {
         let Some((identity, key)) = name_of(header) else { return true };
         let bucket_number = self.bucket_of(&identity, &key);
         let Some(bucket) = self.lock_bucket(bucket_number) else { return false };
+        crate::crash_point::pass("reap.locked");
         if bucket.is_linked(slot) {
             bucket.begin();
             bucket.unlink(slot);
@@ -212,7 +247,8 @@ impl Core {
     /// Free what has been in quarantine long enough.
     pub(crate) fn end_quarantines(&self) {
         let pending = &self.control.header().quarantine_pending;
-        if pending.swap(0, SeqCst) == 0 {
+        let before = pending.load(SeqCst);
+        if before == 0 {
             return;
         }
         let now = boot_ms();
@@ -229,8 +265,9 @@ impl Core {
                 self.stats.slots_reaped.add(1);
             }
         }
-        if left {
-            pending.fetch_max(1, SeqCst);
+        if !left {
+            // Unless more went into quarantine meanwhile.
+            let _more = pending.compare_exchange(before, 0, SeqCst, Relaxed);
         }
     }
 }

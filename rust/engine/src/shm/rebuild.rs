@@ -1,11 +1,17 @@
 //! Rebuilding the index from the slot headers, which are the truth.
 
+use std::collections::HashMap;
+
 use crate::error::{Error, Result};
+use crate::key::BlockRef;
 use crate::shm::core::Core;
 use crate::shm::evict::name_of;
 use crate::shm::extent::Extent;
 use crate::shm::state::{NOBODY, SlotState, State};
 use crate::sync::{Acquire, Relaxed, Release, SeqCst};
+
+/// Blocks that lose against another of their key, and that other.
+type Doomed = HashMap<BlockRef, BlockRef>;
 
 impl Core {
     /// Link every sealed slot anew, all stripes held. Returns how many blocks are in the index afterwards. Readers see
@@ -26,32 +32,36 @@ impl Core {
         }
         self.control.buckets().iter().for_each(|bucket| bucket.store(0, Relaxed));
         crate::crash_point::pass("rebuild.cleared");
-        let mut linked = 0;
-        let mut doomed = Vec::new();
-        for slot in self.all_extents().iter().flat_map(Extent::slots) {
-            if self.relink(slot, &mut doomed) {
-                linked += 1;
-            }
-        }
+        let mut doomed = HashMap::new();
+        let extents = self.all_extents();
+        extents.iter().flat_map(Extent::slots).for_each(|slot| self.relink(slot, &mut doomed));
+        self.rename_parents(&extents, &doomed);
+        let linked = extents.iter().flat_map(Extent::slots).filter(|slot| self.is_sealed(*slot)).count();
         header.rebuild_wanted.store(0, SeqCst);
         header.rebuilds.fetch_add(1, SeqCst);
         for stripe in self.control.stripes() {
             stripe.version.fetch_add(1, SeqCst);
         }
         drop(guards);
-        doomed.into_iter().for_each(|slot| self.settle_doomed(slot));
+        doomed.into_keys().for_each(|block: BlockRef| self.settle_doomed(block.slot()));
         self.stats.index_rebuilds.add(1);
         log::info!("pegaflow: rebuilt the index of pool {}: {linked} blocks", self.name);
         Ok(linked)
     }
 
-    /// Put one sealed slot on its chain. Of two with one key the more recent stays.
-    fn relink(&self, slot: u32, doomed: &mut Vec<u32>) -> bool {
-        let Some(header) = self.control.slot(slot) else { return false };
-        let Some(state) = SlotState::decode(header.state.load(Acquire)).filter(|s| s.state == State::Sealed) else {
-            return false;
-        };
-        let Some((identity, key)) = name_of(header) else { return false };
+    fn is_sealed(&self, slot: u32) -> bool {
+        let state = self.control.slot(slot).and_then(|header| SlotState::decode(header.state.load(Acquire)));
+        state.is_some_and(|state| state.state == State::Sealed)
+    }
+
+    /// Put one sealed slot on its chain. Of two with one key (a block was stored again while nobody could find it) the
+    /// more recent stays.
+    fn relink(&self, slot: u32, doomed: &mut Doomed) {
+        if !self.is_sealed(slot) {
+            return;
+        }
+        let header = self.control.slot_unchecked(slot);
+        let Some((identity, key)) = name_of(header) else { return };
         let bucket = &self.control.buckets()[self.bucket_of(&identity, &key)];
         let mut link = bucket;
         while let Some(other) = link.load(Relaxed).checked_sub(1) {
@@ -63,22 +73,35 @@ impl Core {
                 link = &there.next;
             } else if self.stamp_value(other) < self.stamp_value(slot) {
                 link.store(there.next.load(Relaxed), Relaxed);
-                self.doom_in_rebuild(other, doomed);
+                self.doom_in_rebuild(other, slot, doomed);
             } else {
-                self.doom_in_rebuild(slot, doomed);
-                return false;
+                self.doom_in_rebuild(slot, other, doomed);
+                return;
             }
         }
         header.next.store(bucket.load(Relaxed), Relaxed);
         bucket.store(slot + 1, Release);
-        state.state == State::Sealed
     }
 
-    fn doom_in_rebuild(&self, slot: u32, doomed: &mut Vec<u32>) {
-        let header = self.control.slot_unchecked(slot);
-        let generation = (header.state.load(Acquire) >> 32) as u32;
-        header.state.store(SlotState::new(generation, NOBODY, State::Doomed).encode(), SeqCst);
-        doomed.push(slot);
+    fn doom_in_rebuild(&self, slot: u32, survivor: u32, doomed: &mut Doomed) {
+        let block = |slot| BlockRef::new(slot, (self.control.slot_unchecked(slot).state.load(Acquire) >> 32) as u32);
+        let (loser, survivor) = (block(slot), block(survivor));
+        let word = SlotState::new(loser.generation(), NOBODY, State::Doomed).encode();
+        self.control.slot_unchecked(slot).state.store(word, SeqCst);
+        doomed.insert(loser, survivor);
+    }
+
+    /// The children of a doomed block are now those of the survivor, which is more recent: so they do not outlive it.
+    fn rename_parents(&self, extents: &[Extent], doomed: &Doomed) {
+        if doomed.is_empty() {
+            return;
+        }
+        for slot in extents.iter().flat_map(Extent::slots).filter(|slot| self.is_sealed(*slot)) {
+            let parent = &self.control.slot_unchecked(slot).parent;
+            if let Some(survivor) = doomed.get(&BlockRef(parent.load(Relaxed))) {
+                parent.store(survivor.0, Relaxed);
+            }
+        }
     }
 
     fn stamp_value(&self, slot: u32) -> u64 {

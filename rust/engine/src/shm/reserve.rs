@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::key::{BlockRef, Key};
 use crate::limits::GROW_RETRY_PAUSE;
 use crate::shm::core::Core;
-use crate::shm::extent::Extent;
 use crate::shm::free::TakenSlot;
+use crate::shm::grow::unused_slots;
 use crate::shm::namespace::{Identity, Namespace};
 use crate::shm::rows::store4;
 use crate::shm::state::{NOBODY, SlotState, State};
@@ -120,8 +120,8 @@ impl Core {
         }
         drop(paused);
         let Ok(info) = self.namespace_info(ns) else { return false };
-        let used: usize = self.used_segments();
-        used + info.parts as usize <= self.control.geometry().segments_max() as usize
+        let (used, slots_left) = self.used_segments();
+        slots_left && used + info.parts as usize <= self.control.geometry().segments_max() as usize
     }
 
     pub(crate) fn pause_growth(&self) {
@@ -144,11 +144,14 @@ impl Core {
         }
     }
 
-    fn used_segments(&self) -> usize {
+    /// Segments in use, and whether any slot number is not: small blocks run out of those first.
+    fn used_segments(&self) -> (usize, bool) {
         let version = self.control.header().extents_version.load(crate::sync::Acquire);
         let mut cache = self.used_segments.lock().unwrap_or_else(PoisonError::into_inner);
         if cache.0 != version {
-            *cache = (version, self.all_extents().iter().map(|extent: &Extent| extent.segments.len()).sum());
+            let all = self.all_extents();
+            let slots_left = unused_slots(&all, self.control.geometry().slots_max, 1).is_some();
+            *cache = (version, (all.iter().map(|extent| extent.segments.len()).sum(), slots_left));
         }
         cache.1
     }

@@ -64,6 +64,13 @@ pub fn run(dir: &Path, name: &str, action: &str, args: &[&str]) {
             let reserved = pool.reserve(ns, &own_keys(1), None, true).unwrap();
             pool.abort(&[reserved[0].1]).unwrap();
         }
+        "quarantine" => {
+            let ns = namespace(&pool, MAIN);
+            pool.set_device_writes().unwrap();
+            store_all(&pool, ns, &own_keys(1), 1);
+            assert!(!pool.reserve(ns, &own_keys(4), None, true).unwrap().is_empty());
+            arm();
+        }
         "reap" => reap(dir, &pool, arm),
         "retire" => retire(&pool, arm),
         "reset" => {
