@@ -27,8 +27,8 @@ impl PartHasher {
     }
 }
 
-/// Checksum of a block of one part that lies in one or several slots: of one slot, that of its bytes; of several, one in
-/// which their order counts.
+/// Checksum of a block of one part that lies in one or several slots: of one slot, that of its bytes; of several, one
+/// in which their order counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChainChecksum(Option<u64>);
 

@@ -145,8 +145,8 @@ impl Core {
         Some(BucketGuard { core: self, head: &self.control.buckets()[bucket], stripe, _guard: guard })
     }
 
-    /// Take away sealed blocks that a newer one of the same key precedes on its chain: who was replacing them died right
-    /// after sealing the new one. The stripe is locked and its version odd.
+    /// Take away sealed blocks that a newer one of the same key precedes on its chain: who was replacing them died
+    /// right after sealing the new one. The stripe is locked and its version odd.
     fn drop_shadowed(&self, stripe: usize) {
         for head in self.control.buckets().iter().skip(stripe).step_by(self.control.stripes().len()) {
             let (mut names, mut shadowed) = (Vec::new(), Vec::new());
