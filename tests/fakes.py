@@ -262,6 +262,9 @@ class FakeIdentity:
     def __init__(self, ready: bool = True) -> None:
         self.ready = ready
 
+    def sample(self) -> None:
+        """Nothing takes long here."""
+
     def factors(self) -> dict[str, Any] | None:
         return {"model": "fake"} if self.ready else None
 

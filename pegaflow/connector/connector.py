@@ -268,6 +268,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             settle=compat.nobody_steps_when_idle(),
             bypasses=compat.bypasses_cache,
         )
+        self._store.prepare()
         _warn(vllm_config, geometry)
 
     def _turn_off(self, reason: str) -> None:

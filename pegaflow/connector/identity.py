@@ -4,7 +4,6 @@ Two engines get the same fingerprint only if their blocks are interchangeable. D
 scheduler and the like are left out on purpose, so that they do not cost a warm cache.
 """
 
-import threading
 import uuid
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -49,7 +48,7 @@ LENGTH_DEPENDENT_ROPE = ("longrope", "su", "dynamic")
 
 
 class ModelIdentity:
-    """Factors of one engine's fingerprint. The weights are sampled in the background from the start."""
+    """Factors of one engine's fingerprint. Sampling the weights takes time, so it is a step of its own."""
 
     def __init__(
         self, vllm_config: Any, geometry: Geometry, version: str, none_hash: Callable[[], bytes | None]
@@ -60,7 +59,6 @@ class ModelIdentity:
         self._fixed = fixed_factors(vllm_config, geometry, version)
         self._weights: list[Any] | None = None
         self._models = _models(vllm_config)
-        threading.Thread(target=self._sample, name="pegaflow-weights", daemon=True).start()
 
     def factors(self) -> Mapping[str, Any] | None:
         """All factors except layouts; ``None`` while the weights are being sampled or hashes have no root."""
@@ -69,10 +67,11 @@ class ModelIdentity:
             return None
         return {**self._fixed, "weights": self._weights, "none_hash": root}
 
-    def _sample(self) -> None:
+    def sample(self) -> None:
+        """Read what identifies the weights. Takes up to seconds; once."""
         try:
             self._weights = [weights_identity(*model) for model in self._models]
-        except Exception as error:  # a thread has nobody to raise to; without a digest nothing may be shared
+        except (OSError, ValueError) as error:  # without a digest nothing may be shared
             logger.warning("PegaFlow: cannot read the weights (%s); blocks are not shared with other processes.", error)
             self._weights = [["private", uuid.uuid4().hex]]
 

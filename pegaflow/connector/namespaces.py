@@ -2,9 +2,11 @@
 
 The pool is opened when the engine starts. Namespaces come later: their size is known once every worker has reported
 its layout, and their fingerprint once vLLM has seeded its block hashes and the weights have been sampled. Until then
-there is nothing to find, and nobody waits.
+there is nothing to find, and nobody waits: a thread makes the namespaces as soon as it can, so that the pool has grown
+room for blocks when the first request comes.
 """
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -21,12 +23,21 @@ if TYPE_CHECKING:
 READY_WAIT_SECONDS_MAX = 3.0
 """How long requests may be put off, counted from the first, until namespaces are ready."""
 
+PREPARE_SECONDS_MAX = 120.0
+"""How long the thread that makes the namespaces keeps trying; after that the scheduler's own calls do."""
+
+PREPARE_POLL_SECONDS = 0.01
+
 
 class Identity(Protocol):
     """What the fingerprint is made of."""
 
     label: str
     """Name of the model for people; not part of the fingerprint."""
+
+    def sample(self) -> None:
+        """Read what takes long to read, once, before ``factors``."""
+        ...
 
     def factors(self) -> Mapping[str, object] | None:
         """Everything that changes bytes, except layouts; ``None`` while some of it is not known yet."""
@@ -49,6 +60,10 @@ class Store:
         self._namespaces: dict[int, Namespace] | None = None
         self._address: PoolAddress | None = None
         self._first_asked: float | None = None
+        self._factors: Mapping[str, object] | None = None
+        self._used = False
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
         if geometry.problem:
             self.turn_off(geometry.problem + ".")
 
@@ -56,23 +71,34 @@ class Store:
         """From now on nothing hits and nothing is saved. Said once."""
         if self.off is None:
             self.off = reason
+            self._namespaces = None
             logger.error("PegaFlow is off, vLLM goes on without it: %s", reason)
 
     def set_shapes(self, shapes: Mapping[Rank, WorkerShape]) -> None:
         """Take the layouts that the workers reported. May come again after a sleep, with the same layouts."""
         if shapes == self._shapes:
             return
-        self._shapes = dict(shapes)
-        self._namespaces = self._address = None
+        with self._lock:
+            self._shapes = dict(shapes)
+            self._namespaces = self._address = None
         problem = self._shape_problem()
         if problem:
             self.turn_off(problem)
 
+    def prepare(self) -> None:
+        """Make the namespaces in the background, as soon as everything is known that they depend on."""
+        threading.Thread(target=self._prepare, name="pegaflow-namespaces", daemon=True).start()
+
     def namespaces(self) -> "Mapping[int, Namespace] | None":
-        """Namespaces by group; ``None`` if there are none, or none yet."""
-        if self._namespaces is None and self.off is None:
+        """Namespaces by group; ``None`` if there are none, or none yet. Never waits."""
+        if self.off is not None:
+            return None
+        if not self._used:
+            self._check_factors()
+        if self._namespaces is None:
             self._create()
-        return None if self.off else self._namespaces
+        self._used = self._namespaces is not None
+        return self._namespaces
 
     def worth_waiting(self) -> bool:
         """Whether a request that finds no namespaces should ask again in the next step. Bounded in time."""
@@ -89,7 +115,9 @@ class Store:
 
     def close(self) -> None:
         """Leave the pool. Idempotent."""
-        pool, self.pool = self.pool, None
+        self._closing.set()
+        with self._lock:
+            pool, self.pool = self.pool, None
         if self.off is None:
             self.off = "the engine has shut down."
         if pool is not None:
@@ -111,7 +139,34 @@ class Store:
     def _saver_of(self, rank: Rank) -> Rank:
         return rank[0], rank[1] - rank[1] % self._replicas
 
+    def _prepare(self) -> None:
+        try:
+            self._identity.sample()
+        except Exception as error:  # a thread has nobody to raise to
+            self.turn_off(f"the model cannot be identified: {error!r}")
+        deadline = time.monotonic() + PREPARE_SECONDS_MAX
+        while self._namespaces is None and self.off is None and time.monotonic() < deadline:
+            if self._closing.wait(PREPARE_POLL_SECONDS):
+                return
+            self._create()
+
+    def _check_factors(self) -> None:
+        """In a process that had another engine before, the root of that one's hashes may have been seen first."""
+        if self._factors is not None and self._identity.factors() != self._factors:
+            self._namespaces = self._address = None
+
     def _create(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            return  # the other thread is at it
+        try:
+            if self._namespaces is None and self.off is None:
+                self._create_locked()
+        except PegaFlowError as error:
+            self.turn_off(str(error))
+        finally:
+            self._lock.release()
+
+    def _create_locked(self) -> None:
         pool, shapes = self.pool, self._shapes
         factors = self._identity.factors() if pool is not None and shapes else None
         if factors is None:
@@ -122,21 +177,17 @@ class Store:
         key = fingerprint({**factors, "layouts": layouts, "ranks": savers})
         namespaces = {}
         parts: dict[Rank, list[int | None]] = {rank: [] for rank in savers}
-        try:
-            for position, group in enumerate(self._geometry.groups):
-                sizes: list[int] = []
-                for rank in savers:
-                    size = shapes[rank].groups[position].part_bytes
-                    parts[rank].append(len(sizes) if size else None)
-                    sizes += [size] if size else []
-                namespaces[group.index] = pool.namespace(key, group.index, sizes, label=self._identity.label)
-                pool.grow_ahead(namespaces[group.index])
-        except PegaFlowError as error:
-            self.turn_off(str(error))
-            return
+        for position, group in enumerate(self._geometry.groups):
+            sizes: list[int] = []
+            for rank in savers:
+                size = shapes[rank].groups[position].part_bytes
+                parts[rank].append(len(sizes) if size else None)
+                sizes += [size] if size else []
+            namespaces[group.index] = pool.namespace(key, group.index, sizes, label=self._identity.label)
+            pool.grow_ahead(namespaces[group.index])
         by_rank = {rank: tuple(parts[self._saver_of(rank)]) for rank in shapes}
         self._address = PoolAddress(pool.name, pool.shm_dir, pool.member(), by_rank, frozenset(savers))
-        self._namespaces = namespaces
+        self._factors, self._namespaces = factors, namespaces
         block_bytes = sum(namespace.block_bytes for namespace in namespaces.values())
         logger.info(
             "PegaFlow: pool %s at %s (%.1f GB), %d KV cache group(s) of %d bytes per block in all, namespace %s.",

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 RESET_SECONDS_MAX = 20.0
+READY_SECONDS_MAX = 20.0
 
 
 class Engines:
@@ -27,6 +28,21 @@ class Engines:
         from vllm import LLM
 
         self._llm = LLM(**arguments)
+        core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
+        if core is not None and core.scheduler.connector is not None:
+            self._wait_for_room(core.scheduler.connector)
+
+    @staticmethod
+    def _wait_for_room(connector: Any) -> None:
+        """Until the pool has slots for the first blocks: a busy machine may take longer than a tiny request."""
+        for child in getattr(connector, "_connectors", [connector]):
+            store = getattr(child, "_store", None)
+            deadline = time.monotonic() + READY_SECONDS_MAX
+            while store is not None and store.off is None and time.monotonic() < deadline:
+                namespaces = store.namespaces()
+                if namespaces and all(space.stats()["slots_free"] for space in namespaces.values()):
+                    break
+                time.sleep(0.01)
 
     def close(self) -> None:
         """Stop the engine and forget it."""

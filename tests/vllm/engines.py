@@ -82,9 +82,12 @@ class EngineProcess:
     @contextmanager
     def engine(self, model: Path, pool: dict[str, Any] | None = None, **arguments: Any) -> Iterator["EngineProcess"]:
         """An engine that is stopped at the end."""
-        self.start(model, pool, **arguments)
-        yield self
-        self.ask("close")
+        try:
+            self.start(model, pool, **arguments)
+            yield self
+        finally:
+            if self.process.poll() is None:
+                self.ask("close")
 
     def generate(self, prompts: list[list[int]], max_tokens: int = 8, **sampling: Any) -> list[dict[str, Any]]:
         """``[{tokens, cached}]`` of each prompt."""

@@ -1,0 +1,100 @@
+"""What identifies weights: content, wherever it lies; nothing else."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pegaflow.weights import local_snapshot, weights_digest
+
+
+def save(path: Path, **tensors: torch.Tensor) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {name: torch.randn(300, 400) for name in ("embed", "attention", "mlp")}
+
+
+def test_same_files_elsewhere_have_the_same_digest(tmp_path: Path) -> None:
+    first, second = save(tmp_path / "a", **tensors()), save(tmp_path / "b", **tensors())
+    (second / "tokenizer.json").write_text("other")
+    (second / "README.md").write_text("other")
+    assert weights_digest(str(first)) == weights_digest(str(second))
+
+
+@pytest.mark.parametrize("name", ["embed", "attention", "mlp"])
+def test_change_of_any_tensor_shows(tmp_path: Path, name: str) -> None:
+    changed = tensors()
+    changed[name] = changed[name] + 0.001
+    assert weights_digest(str(save(tmp_path / "a", **tensors()))) != weights_digest(
+        str(save(tmp_path / "b", **changed))
+    )
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_first_and_last_element_of_a_tensor_count(tmp_path: Path, place: int) -> None:
+    changed = tensors()
+    changed["mlp"].view(-1)[place] += 1
+    assert weights_digest(str(save(tmp_path / "a", **tensors()))) != weights_digest(
+        str(save(tmp_path / "b", **changed))
+    )
+
+
+def test_small_tensors_are_read_whole(tmp_path: Path) -> None:
+    first = save(tmp_path / "a", norm=torch.zeros(1000))
+    changed = torch.zeros(1000)
+    changed[613] = 1
+    assert weights_digest(str(first)) != weights_digest(str(save(tmp_path / "b", norm=changed)))
+
+
+def test_names_of_tensors_count(tmp_path: Path) -> None:
+    zeros = torch.zeros(10)
+    assert weights_digest(str(save(tmp_path / "a", x=zeros))) != weights_digest(str(save(tmp_path / "b", y=zeros)))
+
+
+def test_shards_swapped_by_name_differ(tmp_path: Path) -> None:
+    for directory, names in (("a", ("1", "2")), ("b", ("2", "1"))):
+        (tmp_path / directory).mkdir()
+        for content, name in enumerate(names):
+            save_file({"x": torch.full((8,), float(content))}, tmp_path / directory / f"{name}.safetensors")
+    assert weights_digest(str(tmp_path / "a")) != weights_digest(str(tmp_path / "b"))
+
+
+def test_single_file_is_known_by_content_not_name(tmp_path: Path) -> None:
+    for name in ("one.gguf", "two.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF" + bytes(3_000_000))
+    assert weights_digest(str(tmp_path / "one.gguf")) == weights_digest(str(tmp_path / "two.gguf"))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"1234567", b"\xff" * 100, (50).to_bytes(8, "little") + b"{not json" + bytes(60)], ids=len
+)
+def test_malformed_safetensors_have_a_digest_all_the_same(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert weights_digest(str(tmp_path))
+
+
+def test_directory_without_weights_has_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert weights_digest(str(tmp_path)) is None
+    assert weights_digest(str(tmp_path / "absent")) is None
+
+
+def test_local_directory_is_its_own_snapshot(tmp_path: Path) -> None:
+    assert local_snapshot(str(tmp_path), None, None) == str(tmp_path)
+
+
+def test_repository_is_found_in_the_cache_without_asking_anybody(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (tmp_path / "models--org--model" / "refs").mkdir()
+    (tmp_path / "models--org--model" / "refs" / "main").write_text("abc")
+    assert local_snapshot("org/model", None, str(tmp_path)) == str(snapshot)
+    assert local_snapshot("org/absent", None, str(tmp_path)) is None
+    assert local_snapshot("s3://bucket/a/b", None, str(tmp_path)) is None
