@@ -1,0 +1,240 @@
+"""What is read from vLLM's objects, with the objects of the installed vLLM and with what older ones lack."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from pegaflow.connector import compat
+from pegaflow.connector.compat import Features
+from pegaflow.connector.geometry import GroupKind
+from pegaflow.connector.metadata import RankReport, StepPlan, WorkerShape
+from pegaflow.connector.request_state import RequestTable
+
+OLD = Features(failed_requests=False, block_state=False, steps_for_saves=True)
+HEADS: dict[str, Any] = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16}
+FULL = FullAttentionSpec(block_size=32, **HEADS)
+WINDOW = SlidingWindowSpec(block_size=32, sliding_window=64, **HEADS)
+CHUNKED = ChunkedLocalAttentionSpec(block_size=32, attention_chunk_size=64, **HEADS)
+LATENT = MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+
+
+def config(**parallel: int) -> Any:
+    sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "decode_context_parallel_size": 1}
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**(sizes | parallel)),
+        cache_config=SimpleNamespace(block_size=32, prefix_caching_hash_algo="sha256"),
+        model_config=SimpleNamespace(use_mla=False),
+        speculative_config=None,
+    )
+
+
+def caches(*specs: Any, hash_block_size: int | None = 32, **more: Any) -> Any:
+    groups = [KVCacheGroupSpec([f"layer{index}"], spec) for index, spec in enumerate(specs)]
+    return SimpleNamespace(kv_cache_groups=groups, hash_block_size=hash_block_size, **more)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        (FULL, GroupKind.FULL),
+        (LATENT, GroupKind.FULL),
+        (WINDOW, GroupKind.WINDOW),
+        (CHUNKED, GroupKind.UNSUPPORTED),
+        (UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": FULL, "b": LATENT}), GroupKind.FULL),
+        (UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": FULL, "b": CHUNKED}), GroupKind.UNSUPPORTED),
+    ],
+    ids=["full", "latent", "window", "chunked", "mixed pages", "mixed kinds"],
+)
+def test_kind_of_a_group_comes_from_its_spec(spec: Any, kind: GroupKind) -> None:
+    assert compat.geometry(config(), caches(spec)).groups[0].kind is kind
+
+
+@pytest.mark.parametrize(("window", "blocks"), [(1, 0), (2, 1), (33, 1), (34, 2), (64, 2), (65, 2), (66, 3)])
+def test_window_needs_the_blocks_that_the_next_token_sees(window: int, blocks: int) -> None:
+    spec = SlidingWindowSpec(block_size=32, sliding_window=window, **HEADS)
+    assert compat.geometry(config(), caches(FULL, spec)).groups[1].window_blocks == blocks
+
+
+def test_groups_of_larger_blocks_take_every_kth_hash() -> None:
+    large = SlidingWindowSpec(block_size=96, sliding_window=64, **HEADS)
+    geometry = compat.geometry(config(), caches(FULL, large))
+    assert [group.hashes_per_block for group in geometry.groups] == [1, 3]
+    assert geometry.align_tokens == 96
+    assert not geometry.whole_prompt
+
+
+def test_only_full_attention_may_claim_a_whole_prompt() -> None:
+    assert compat.geometry(config(), caches(FULL)).whole_prompt
+    assert not compat.geometry(config(), caches(WINDOW)).whole_prompt
+
+
+def test_drafter_costs_the_last_block() -> None:
+    drafting = config()
+    drafting.speculative_config = SimpleNamespace(use_eagle=lambda: True)
+    geometry = compat.geometry(drafting, caches(FULL))
+    assert geometry.lookahead
+    assert not geometry.whole_prompt
+
+
+def test_group_that_is_not_transferred_is_left_out() -> None:
+    made = caches(FULL, WINDOW)
+    made.kv_cache_groups[0].enable_kv_transfer = False
+    assert [group.index for group in compat.geometry(config(), made).groups] == [1]
+
+
+def test_older_vllm_gets_hybrid_models_refused_and_plain_ones_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "features", lambda: OLD)
+    assert compat.geometry(config(), caches(FULL)).problem is None
+    assert "0.32" in (compat.geometry(config(), caches(FULL, WINDOW)).problem or "")
+    assert compat.geometry(config(), caches(WINDOW)).problem
+
+
+def test_hash_block_of_older_vllm_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache_utils, "resolve_kv_cache_block_sizes", lambda caches, config: (64, 16))
+    made = compat.geometry(config(), caches(FULL, hash_block_size=None))
+    assert made.groups[0].hashes_per_block == 2
+    monkeypatch.delattr(kv_cache_utils, "resolve_kv_cache_block_sizes")
+    assert compat.geometry(config(), caches(FULL, hash_block_size=None)).groups[0].hashes_per_block == 1
+
+
+def test_context_parallel_blocks_are_larger() -> None:
+    spec = FullAttentionSpec(block_size=32, dcp_sharded=True, **HEADS)
+    parallel = config(decode_context_parallel_size=2)
+    assert compat.geometry(parallel, caches(spec, hash_block_size=64)).groups[0].block_tokens == 64
+
+
+def test_replicas_come_from_vllm_or_from_latent_attention() -> None:
+    assert compat.replica_count(config(), SimpleNamespace(kv_tp_replicas=4)) == 4
+    latent = config(tensor_parallel_size=8)
+    assert compat.replica_count(latent, SimpleNamespace()) == 1
+    latent.model_config.use_mla = True
+    assert compat.replica_count(latent, SimpleNamespace()) == 8
+
+
+def test_wire_types_are_accepted_by_vllm() -> None:
+    compat.register_wire_types()
+    assert isinstance(StepPlan(), kv_base.KVConnectorMetadata)
+    assert isinstance(RankReport(), kv_base.KVConnectorWorkerMetadata)
+    assert isinstance(WorkerShape((0, 0), "host"), kv_base.KVConnectorHandshakeMetadata)
+
+
+def test_root_of_hashes_is_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache_utils, "NONE_HASH", b"", raising=False)
+    assert compat.none_hash() is None
+    monkeypatch.setattr(kv_cache_utils, "NONE_HASH", b"root", raising=False)
+    assert compat.none_hash() == b"root"
+    monkeypatch.delattr(kv_cache_utils, "NONE_HASH")
+    assert compat.none_hash() is None
+
+
+@pytest.mark.parametrize(
+    ("seed", "algorithm", "constant_seed", "differ"),
+    [
+        ("0", "xxhash_cbor", True, False),
+        ("", "xxhash_cbor", True, True),
+        ("", "sha256", True, False),
+        ("", "sha256", False, True),
+        ("7", "sha256", False, False),
+    ],
+)
+def test_processes_that_would_hash_differently_are_recognised(
+    monkeypatch: pytest.MonkeyPatch, seed: str, algorithm: str, constant_seed: bool, differ: bool
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", seed)
+    made = config()
+    made.cache_config.prefix_caching_hash_algo = algorithm
+    if not constant_seed:
+        monkeypatch.delattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")
+    assert compat.hashes_differ_per_process(made) is differ
+
+
+@pytest.mark.parametrize(
+    ("fields", "bypassed"),
+    [({}, False), ({"lora_request": object()}, True), ({"resumable": True}, True)],
+    ids=["plain", "adapter", "streaming session"],
+)
+def test_requests_that_are_left_alone(fields: dict[str, Any], bypassed: bool) -> None:
+    assert compat.bypasses_cache(SimpleNamespace(**({"lora_request": None, "resumable": False} | fields))) is bypassed
+
+
+def test_prompt_logprobs_are_recognised_in_older_requests() -> None:
+    wanted = SimpleNamespace(prompt_logprobs=1)
+    assert compat.skips_reading(SimpleNamespace(sampling_params=wanted))
+    assert not compat.skips_reading(SimpleNamespace(sampling_params=SimpleNamespace(prompt_logprobs=None)))
+    assert not compat.skips_reading(SimpleNamespace(sampling_params=wanted, skip_reading_prefix_cache=False))
+
+
+class Request(SimpleNamespace):
+    """As vLLM's."""
+
+
+def request(name: str, computed: int, tokens: int) -> Any:
+    return Request(request_id=name, num_computed_tokens=computed, num_tokens=tokens, lora_request=None)
+
+
+def output(**fields: Any) -> Any:
+    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    return SimpleNamespace(
+        **({"scheduled_new_reqs": [], "scheduled_cached_reqs": cached, "num_scheduled_tokens": {}} | fields)
+    )
+
+
+def test_tables_come_from_vllm_where_it_hands_them_out() -> None:
+    table = RequestTable()
+    table.ensure(request("a", 10, 100))
+    state = SimpleNamespace(get_block_ids=lambda name: ([4, 5],) if name == "a" else None)
+    step = output(num_scheduled_tokens={"a": 20, "unknown": 1}, kv_connector_block_state=state)
+    assert [(tables, after) for _, tables, after in compat.scheduled_requests(step, table)] == [(([4, 5],), 30)]
+
+
+def test_tokens_that_may_be_taken_back_do_not_count() -> None:
+    table = RequestTable()
+    table.ensure(request("a", 98, 100))
+    state = SimpleNamespace(get_block_ids=lambda name: ([4],))
+    step = output(num_scheduled_tokens={"a": 6}, kv_connector_block_state=state)
+    assert [after for _, _, after in compat.scheduled_requests(step, table)] == [100]
+
+
+def test_tables_of_older_vllm_are_put_together_from_increments() -> None:
+    table = RequestTable()
+    table.ensure(request("a", 0, 100))
+    first = output(
+        scheduled_new_reqs=[SimpleNamespace(req_id="a", block_ids=([1, 2],))], num_scheduled_tokens={"a": 50}
+    )
+    assert [tables for _, tables, _ in compat.scheduled_requests(first, table)] == [([1, 2],)]
+
+    def later(ids: Any, resumed: set[str]) -> Any:
+        cached = SimpleNamespace(req_ids=["a"], new_block_ids=[ids], resumed_req_ids=resumed)
+        return output(scheduled_cached_reqs=cached, num_scheduled_tokens={"a": 1})
+
+    assert [t for _, t, _ in compat.scheduled_requests(later(([3],), set()), table)] == [([1, 2, 3],)]
+    assert [t for _, t, _ in compat.scheduled_requests(later(None, set()), table)] == [([1, 2, 3],)]
+    assert [t for _, t, _ in compat.scheduled_requests(later(([7],), {"a"}), table)] == [([7],)]
+
+
+def test_cache_that_is_no_tensor_is_refused() -> None:
+    with pytest.raises(TypeError, match="layer a is a list"):
+        compat.layer_tensors({"a": [torch.zeros(2)]}, ["a"], FULL)
+
+
+def test_layers_of_other_ranks_are_skipped() -> None:
+    assert compat.layer_tensors({}, ["a"], FULL) == []
+    [layer] = compat.layer_tensors({"a": torch.zeros(4, 2, 32, 64, dtype=torch.bfloat16)}, ["a"], FULL)
+    assert (layer.shape, layer.item_bytes, layer.device) == ((4, 2, 32, 64), 2, "cpu")
+    assert layer.page_bytes == FULL.page_size_bytes
+
+
+def test_installed_vllm_has_all_features() -> None:
+    assert compat.features() == Features(True, True, True)

@@ -1,0 +1,235 @@
+"""The connector class as vLLM sees it: signatures, answers without a half, newer hooks, and errors that stay inside."""
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
+
+import pegaflow.connector
+from pegaflow import vllm_plugin
+from pegaflow.connector import NoopKVConnector, PegaKVConnector, compat
+from pegaflow.connector.guard import KINDS_MAX, Guard
+from pegaflow.connector.identity import plain
+from pegaflow.connector.metadata import LoadOutcome, RankReport, SaveOutcome, StepPlan
+from pegaflow.errors import InvalidArgument, PoolBusy, PoolClosed
+from pegaflow.metrics import Recorder
+from tests.unit.mini_engine import MiniEngine
+
+PROMPT = list(range(40))
+
+
+def bare(engine: MiniEngine | None = None, worker: bool = False) -> Any:
+    """A connector without vLLM's configuration, with the halves of a small engine."""
+    connector = PegaKVConnector.__new__(PegaKVConnector)
+    connector._recorder = Recorder()
+    connector._guard = Guard(connector._recorder, lambda reason: None)
+    connector._connector_metadata = None
+    connector._groups = [(0, ["layer0"], None)]
+    connector._scheduler = engine.scheduler if engine and not worker else None
+    connector._store = engine.store if engine and not worker else None
+    connector._worker = engine.workers[0] if engine and worker else None
+    return connector
+
+
+@pytest.mark.parametrize("connector", [PegaKVConnector, NoopKVConnector])
+def test_constructor_names_what_the_factory_looks_for(connector: Any) -> None:
+    assert list(inspect.signature(connector).parameters) == ["vllm_config", "role", "kv_cache_config"]
+    assert not inspect.isabstract(connector)
+    assert issubclass(connector, kv_base.SupportsHMA)
+
+
+def test_plugin_registers_by_name_and_may_run_twice() -> None:
+    vllm_plugin.register()
+    vllm_plugin.register()
+    for name in vllm_plugin.CONNECTORS:
+        assert KVConnectorFactory.get_connector_class_by_name(name) is getattr(pegaflow.connector, name)
+
+
+def test_package_has_no_other_names() -> None:
+    with pytest.raises(AttributeError, match="PdConnector"):
+        _ = pegaflow.connector.PdConnector
+
+
+def test_wrong_options_are_refused_before_a_model_is_loaded() -> None:
+    transfer = SimpleNamespace(kv_connector_extra_config={"pegaflow.pool_sise": "1gb"})
+    with pytest.raises(InvalidArgument, match="pool_size"):
+        PegaKVConnector.get_required_kvcache_layout(SimpleNamespace(kv_transfer_config=transfer))
+    transfer.kv_connector_extra_config = {}
+    assert PegaKVConnector.get_required_kvcache_layout(SimpleNamespace(kv_transfer_config=transfer)) is None
+
+
+def test_a_cache_needs_no_delivery_and_frees_blocks_at_once() -> None:
+    engine = MiniEngine()
+    connector = bare(engine)
+    request = engine.add(PROMPT)
+    assert connector.requires_kv_delivery is False
+    request.status = SimpleNamespace(name="FINISHED_STOPPED")
+    assert connector.request_finished(request, []) == (False, None)
+    assert connector.request_finished_all_groups(request, ([],)) == (False, None)
+
+
+def test_hits_are_attributed_to_host_memory() -> None:
+    connector = bare(MiniEngine())
+    assert connector.get_external_cache_hit_sources(None, 96) == {compat.host_hit_source(): 96}
+    assert connector.get_external_cache_hit_sources(None, 0) == {}
+
+
+def test_error_in_any_scheduler_hook_is_a_miss() -> None:
+    engine = MiniEngine()
+    connector = bare(engine)
+
+    class Broken:
+        request_id = "broken"
+        sampling_params = SimpleNamespace(prompt_logprobs=None)
+
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    broken = Broken()
+    broken.skip_reading_prefix_cache = False  # type: ignore[attr-defined]
+    broken.status = SimpleNamespace(name="FINISHED_STOPPED")  # type: ignore[attr-defined]
+    connector.on_new_request(broken)
+    assert connector.get_num_new_matched_tokens(broken, 0) == (0, False)
+    assert connector.request_finished(broken, []) == (False, None)
+    connector.update_connector_output(SimpleNamespace(finished_recving=object(), kv_connector_worker_meta=None))
+    assert connector._recorder.counters["hook_errors"] >= 3
+
+
+def test_error_while_planning_saves_loses_no_load() -> None:
+    engine = MiniEngine()
+    engine.add(PROMPT)
+    engine.run()
+    engine.add(PROMPT)
+    engine._schedule()
+    step = SimpleNamespace(total_num_scheduled_tokens=0)  # lacks everything that saves are planned from
+    plan = bare(engine).build_connector_meta(step)
+    assert len(plan.loads) == 1
+
+
+def test_plan_is_never_none() -> None:
+    assert bare().build_connector_meta(None) == StepPlan()
+    assert NoopKVConnector.build_connector_meta(bare(), None) == StepPlan()
+
+
+def test_worker_hooks_before_registration_do_nothing() -> None:
+    connector = bare()
+    connector.start_load_kv(None)
+    connector.wait_for_layer_load("layer")
+    connector.save_kv_layer("layer", None, None)
+    connector.wait_for_save()
+    assert connector.get_finished(set()) == (None, None)
+    assert connector.get_transfer_results(set()) == kv_base.KVConnectorTransferResults()
+    assert connector.get_block_ids_with_load_errors() == set()
+    assert connector.build_connector_worker_meta() is None
+    assert connector.get_handshake_metadata() is None
+    connector.unregister_kv_caches()
+    connector.restore_kv_caches()
+    connector.shutdown()
+
+
+def test_saves_of_a_step_without_forward_pass_start_without_their_hook() -> None:
+    engine = MiniEngine()
+    engine.add(PROMPT)
+    engine.run()
+    connector = bare(engine, worker=True)
+    refs = [ref for _, ref in engine.store.namespaces()[0].reserve([b"new"])]  # type: ignore[index]
+    from pegaflow.connector.metadata import SaveJob
+
+    plan = StepPlan(engine.store.address(), (), (SaveJob(9, ((0, tuple(refs), (1,)),)),), runs_model=False)
+    connector.bind_connector_metadata(plan)
+    connector.get_finished(set())
+    assert connector.build_connector_worker_meta().saves[9].ranks == 1
+    connector.get_finished(set())
+    assert connector.build_connector_worker_meta() is None
+
+
+def test_sleep_waits_for_copies_and_wakes_up_with_them() -> None:
+    engine = MiniEngine()
+    engine.add(PROMPT)
+    engine.run()
+    connector = bare(engine, worker=True)
+    engine.add([5] * 12)
+    engine.copiers[0].held = True
+    engine.step()
+    engine.copiers[0].held = False
+    connector.unregister_kv_caches()
+    connector.unregister_kv_caches()
+    assert engine.copiers[0].in_flight() == 0
+    assert engine.workers[0]._layouts == {}
+    connector.restore_kv_caches()
+    connector.restore_kv_caches()
+    engine.run()
+    again = engine.add(PROMPT)
+    engine.run()
+    assert again.hit_tokens == len(PROMPT)
+    engine.assert_nothing_held()
+    assert PegaKVConnector.supports_sleep_mode(None)
+
+
+def test_sleep_with_copies_that_do_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = MiniEngine()
+    engine.add(PROMPT)
+    engine.run()
+    engine.add([5] * 12)
+    engine.copiers[0].held = True
+    engine.step()
+    monkeypatch.setattr("pegaflow.connector.worker.DRAIN_SECONDS_MAX", 0.05)
+    with pytest.raises(PoolBusy, match="retry"):
+        engine.workers[0].unregister()
+
+
+def test_layouts_of_all_pipeline_ranks_are_taken() -> None:
+    engine = MiniEngine(ranks=2)
+    connector = bare(engine)
+    shapes = {rank: worker.shape() for rank, worker in enumerate(engine.workers)}
+    connector.set_xfer_handshake_metadata_pp_aware({(0, rank): shape for rank, shape in shapes.items()})
+    assert engine.store.off is None
+    connector.set_xfer_handshake_metadata({0: shapes[0]})
+    assert engine.store.off == "only 1 of 2 workers reported how they hold the KV cache."
+
+
+def test_reports_of_ranks_add_up_in_any_order() -> None:
+    reports = [
+        RankReport({1: SaveOutcome(1, frozenset({5}), 0.1)}, {"a": LoadOutcome(True, frozenset(), 0.2)}),
+        RankReport({1: SaveOutcome(1, frozenset(), 0.3), 2: SaveOutcome(1, frozenset(), 0.1)}, problem="gone"),
+        RankReport({}, {"a": LoadOutcome(False, frozenset({7}), 0.1)}),
+    ]
+    left = reports[0].aggregate(reports[1]).aggregate(reports[2])
+    right = reports[2].aggregate(reports[0].aggregate(reports[1]))
+    assert left == right
+    assert left.saves[1] == SaveOutcome(2, frozenset({5}), 0.3)
+    assert left.loads["a"] == LoadOutcome(False, frozenset({7}), 0.2)
+    assert len(reports[0].saves) == 1
+    assert not RankReport()
+
+
+def test_errors_are_logged_once_per_kind_and_counted_always(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
+    reasons: list[str] = []
+    guard = Guard(recorder, reasons.append)
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    with caplog.at_level("ERROR", "vllm.pegaflow"):
+        for _ in range(5):
+            assert guard.run("hook", 7, lambda: fail(ValueError("x"))) == 7  # type: ignore[arg-type,return-value]
+        guard.run("hook", None, lambda: fail(KeyError("y")))
+        for number in range(KINDS_MAX + 10):
+            guard.run(f"hook{number}", None, lambda: fail(ValueError("z")))
+    assert recorder.counters["hook_errors"] == 16 + KINDS_MAX
+    assert not reasons
+    guard.run("hook", None, lambda: fail(PoolClosed("closed")))
+    assert reasons == ["closed"]
+    assert guard.run("hook", 0, lambda: 3) == 3
+
+
+def test_identity_ignores_what_changes_no_byte() -> None:
+    first = {"_name_or_path": "/a", "hidden_size": 64, "eos_token_id": 1, "nested": {"pad_token_id": 3, "x": (1, 2)}}
+    second = {"_name_or_path": "/b", "hidden_size": 64, "nested": {"x": [1, 2]}}
+    assert plain(first) == plain(second)
+    assert plain({"a": object()}) == {"a": "builtins.object"}
+    assert plain({"hidden_size": 65}) != plain({"hidden_size": 64})
