@@ -6,9 +6,9 @@ no save, or a wait.
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
@@ -197,10 +197,11 @@ def ended_in_error(request: Any) -> bool:
 
 def scheduled_requests(
     scheduler_output: Any, table: RequestTable
-) -> Iterator[tuple[RequestState, Sequence[Sequence[int]], int]]:
-    """``(state, block table by group, tokens computed after this step)`` of each request in a step.
+) -> Iterator[tuple[RequestState, Callable[[], Sequence[Sequence[int]] | None], int]]:
+    """``(state, function for its block table by group, tokens computed after this step)`` of each request in a step.
 
-    Only tokens count that cannot be taken back: drafts and placeholders are not part of ``request.num_tokens``.
+    Tables are long and few requests fill a block in a step, so tables are only made for those. Only tokens count that
+    cannot be taken back: drafts and placeholders are not part of ``request.num_tokens``.
     """
     block_state = getattr(scheduler_output, "kv_connector_block_state", None)
     if block_state is None:
@@ -209,10 +210,10 @@ def scheduled_requests(
         state = table.get(request_id)
         if state is None or state.bypass:
             continue
-        tables = state.tables if block_state is None else block_state.get_block_ids(request_id)
-        if tables is None:
-            continue
         request = state.request
+        tables = partial(getattr, state, "tables")
+        if block_state is not None:
+            tables = partial(block_state.get_block_ids, request_id)
         yield state, tables, min(int(request.num_computed_tokens) + int(scheduled), int(request.num_tokens))
 
 

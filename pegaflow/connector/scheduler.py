@@ -20,8 +20,8 @@ from pegaflow.connector.request_state import Phase, RequestState, RequestTable
 from pegaflow.connector.saves import Saves
 from pegaflow.metrics import Recorder
 
-Scheduled = Iterable[tuple[RequestState, Sequence[Sequence[int]], int]]
-"""``(state, block table by group, tokens computed after the step)`` of the requests in a step."""
+Scheduled = Iterable[tuple[RequestState, Callable[[], Sequence[Sequence[int]] | None], int]]
+"""``(state, function for its block table by group, tokens computed after the step)`` of the requests in a step."""
 
 
 class SchedulerHalf:
@@ -148,10 +148,11 @@ class SchedulerHalf:
         return [tables[group.index] for group in self._geometry.groups]
 
     def _plan_saves(self, scheduled: Scheduled, saves: list[SaveJob]) -> None:
-        for state, tables, computed_tokens in scheduled:
-            if state.phase is not Phase.QUEUED:
+        for state, find_tables, computed_tokens in scheduled:
+            if state.phase is not Phase.QUEUED or not self._saves.has_more(state, computed_tokens):
                 continue
-            job = self._saves.plan(state, self._select(tables), computed_tokens)
+            tables = find_tables()
+            job = self._saves.plan(state, self._select(tables), computed_tokens) if tables else None
             if job is not None:
                 saves.append(job)
 

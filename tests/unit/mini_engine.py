@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pegaflow.config import ConnectorConfig
@@ -165,7 +166,9 @@ class MiniEngine:
         step = [(r, min(r.num_computed_tokens + n, r.num_tokens)) for r, n in scheduled.items()]
         states = [(self.scheduler.table.get(r.request_id), r.tables, after) for r, after in step]
         plan = self.scheduler.plan(
-            lambda: [(state, tables, after) for state, tables, after in states if state and not state.bypass],
+            lambda: [
+                (state, partial(list, tables), after) for state, tables, after in states if state and not state.bypass
+            ],
             bool(scheduled),
         )
         self.plans.append(plan)

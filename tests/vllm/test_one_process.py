@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pegaflow import _native
 from tests.vllm.engines import BLOCK_TOKENS, EngineProcess, cached_of, prompt, tokens_of
 
 PROMPTS = [prompt(1, 300), prompt(2, 320), prompt(3, 20), prompt(4, 700), [*prompt(1, 200), *prompt(5, 150)]]
@@ -211,22 +212,36 @@ def test_noop_connector_changes_nothing(in_process: EngineProcess, models: dict[
         assert engine.generate(PROMPTS[:2]) == expected
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"pool_sise": "1gb"}, r"did you mean .pegaflow\.pool_size"),
+        ({"shm_dir": "/absent"}, "/absent does not exist"),
+    ],
+    ids=["name", "value"],
+)
 def test_wrong_option_stops_the_start_and_says_what_to_do(
-    in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any]
+    in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any], wrong: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(AssertionError, match=r"did you mean .pegaflow\.pool_size"):
-        in_process.start(models["llama"], {**pool, "pool_sise": "1gb"})
-    in_process.ask("close")
+    with (
+        pytest.raises(AssertionError, match=f"InvalidArgument: .*{message}"),
+        in_process.engine(models["llama"], {**pool, **wrong}),
+    ):
+        raise RuntimeError("the engine started")
 
 
 def test_pool_that_cannot_be_opened_leaves_vllm_serving(
-    in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any], tmp_path: Path
+    in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any]
 ) -> None:
-    with in_process.engine(models["llama"], {**pool, "shm_dir": str(tmp_path / "absent")}) as engine:
+    made = _native.Pool.open(pool["pool_name"], pool_bytes=64 << 20)
+    made.close()
+    for file in Path(made.path).iterdir():
+        file.write_bytes(b"not a pool" * 1000)
+    with in_process.engine(models["llama"], pool) as engine:
         assert cached_of(engine.generate(PROMPTS[:1])) == [0]
         assert engine.ask("reset")
         assert cached_of(engine.generate(PROMPTS[:1])) == [0]
-    assert "PegaFlow is off" in in_process.log.read_text()
+    assert "PegaFlow is off, vLLM goes on without it" in in_process.log.read_text()
 
 
 def test_unseeded_hashes_are_warned_about_and_never_hit_falsely(

@@ -1,0 +1,111 @@
+"""What does the connector add to the start of an engine?"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks._common import Result, finish, median, note, pool_place
+
+STARTS = 5
+EXTRA_SECONDS_AIM = 0.3
+START_SECONDS_MAX = 300.0
+POOL_BYTES = 12 << 30
+"""Only its index is written by a start; room for blocks is made when the first namespace is."""
+MODEL = Path("build/models/gemma3-270m")
+TINY_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}
+"""Used with random weights where there is no real model: then no weights have to be identified either."""
+
+# Each start has a process of its own, and what is timed begins once vLLM has been imported: the time until an engine
+# can take requests. Importing takes ten times as long, and varies by more than the connector costs.
+CHILD = """
+import json, sys, time
+settings = json.loads(sys.argv[1])
+from vllm import LLM
+if "kv_transfer_config" in settings:
+    import pegaflow.vllm_plugin
+start = time.perf_counter()
+LLM(**settings)
+print(json.dumps({"seconds": time.perf_counter() - start}), file=sys.stderr)
+"""
+
+
+def start_seconds(settings: dict[str, Any]) -> float:
+    """Start one engine in a fresh process."""
+    environ = {
+        **os.environ,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONHASHSEED": "0",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(settings)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS_MAX,
+        check=False,
+    )
+    for line in reversed(done.stderr.splitlines()):
+        if line.startswith('{"seconds"'):
+            return float(json.loads(line)["seconds"])
+    raise SystemExit(f"The engine did not start: {done.stderr[-2000:]}")
+
+
+def settings_of(place: Path) -> dict[str, Any]:
+    """Arguments of an engine without a connector."""
+    common = {"skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 1024, "dtype": "bfloat16"}
+    if (MODEL / "model.safetensors").exists():
+        return {"model": str(MODEL), **common}
+    note(f"{MODEL} is not there (make model): a tiny model with random weights takes its place.")
+    (place / "config.json").write_text(json.dumps(TINY_LLAMA))
+    return {"model": str(place), "load_format": "dummy", **common}
+
+
+def with_connector(settings: dict[str, Any], place: Path, pool: str) -> dict[str, Any]:
+    """The same engine with the connector, on a pool that it finds or makes."""
+    options = {"pegaflow.pool_name": pool, "pegaflow.shm_dir": str(place), "pegaflow.pool_size": POOL_BYTES}
+    transfer = {"kv_connector": "PegaKVConnector", "kv_role": "kv_both", "kv_connector_extra_config": options}
+    return {**settings, "kv_transfer_config": transfer}
+
+
+def main() -> None:
+    """Time starts without the connector, with a new pool and with one that is there, in turns."""
+    seconds: dict[str, list[float]] = {"without": [], "new pool": [], "existing pool": []}
+    with pool_place(POOL_BYTES // 8) as place:
+        plain = settings_of(place)
+        start_seconds(with_connector(plain, place, "kept"))  # also brings files into the page cache
+        for number in range(STARTS):
+            began = time.perf_counter()
+            seconds["without"].append(start_seconds(plain))
+            seconds["new pool"].append(start_seconds(with_connector(plain, place, f"new{number}")))
+            seconds["existing pool"].append(start_seconds(with_connector(plain, place, "kept")))
+            note(f"{number + 1} of {STARTS} rounds, {time.perf_counter() - began:.0f} s")
+    base = median(seconds["without"])
+    results = [Result("start without a connector", base, "s")]
+    for kind in ("new pool", "existing pool"):
+        value = median(seconds[kind])
+        results.append(Result(f"start, {kind}", value, "s", "without a connector", base))
+        results.append(Result(f"added, {kind}", value - base, "s", "aim", EXTRA_SECONDS_AIM))
+    finish("start", results)
+
+
+if __name__ == "__main__":
+    main()
