@@ -31,6 +31,8 @@ pub const POOL_BYTES_DEFAULT: u64 = 30_000_000_000;
 
 /// Longest wait for a lock of a living sibling; after it the operation gives up.
 pub const LOCK_WAIT_MAX: Duration = Duration::from_millis(20);
+/// After a wait that ran out, how long nobody of this process waits for the same holder again.
+pub const SLOW_HOLDER_PAUSE: Duration = Duration::from_millis(100);
 /// Tries before a waiter starts to sleep between tries.
 pub const LOCK_SPINS: u32 = 64;
 /// Tries between two probes whether the owner of a lock is alive.

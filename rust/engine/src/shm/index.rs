@@ -64,6 +64,9 @@ impl Core {
                 Walk::Changed => {}
             }
             if attempt > 4 {
+                if self.is_held_for_long(&stripe.lock) {
+                    break;
+                }
                 std::thread::yield_now();
             }
         }

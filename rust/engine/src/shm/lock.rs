@@ -7,7 +7,8 @@
 
 use std::time::Instant;
 
-use crate::limits::{LOCK_SLEEP, LOCK_SPINS, LOCK_TRIES_PER_PROBE, LOCK_WAIT_MAX};
+use crate::limits::{LOCK_SLEEP, LOCK_SPINS, LOCK_TRIES_PER_PROBE, LOCK_WAIT_MAX, SLOW_HOLDER_PAUSE};
+use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
 use crate::sync::{AcqRel, Acquire, AtomicU64, Relaxed, Release};
 
@@ -24,7 +25,31 @@ impl Drop for LockGuard<'_> {
     }
 }
 
+/// The holder that a wait ran out for last. It is stopped, or at something long: for a while nobody waits for it again,
+/// so that an operation on many keys waits once and not once per key.
+#[derive(Default)]
+pub(crate) struct SlowHolder {
+    word: AtomicU64,
+    until_ms: AtomicU64,
+}
+
+impl SlowHolder {
+    fn remember(&self, holder: u64) {
+        self.until_ms.store(boot_ms() + SLOW_HOLDER_PAUSE.as_millis() as u64, Relaxed);
+        self.word.store(holder, Relaxed);
+    }
+
+    fn is(&self, holder: u64) -> bool {
+        holder != 0 && self.word.load(Relaxed) == holder && boot_ms() < self.until_ms.load(Relaxed)
+    }
+}
+
 impl Core {
+    /// Whether waiting for the lock in `word` is known to be of no use now.
+    pub(crate) fn is_held_for_long(&self, word: &AtomicU64) -> bool {
+        self.slow_holder.is(word.load(Relaxed))
+    }
+
     /// Take the lock in `word`, or give up after a bounded wait. Not recursive.
     pub(crate) fn lock<'a>(&self, word: &'a AtomicU64) -> Option<LockGuard<'a>> {
         let mine = self.me.encode();
@@ -50,8 +75,8 @@ impl Core {
                 continue;
             }
             tries += 1;
-            let late = started.elapsed() >= LOCK_WAIT_MAX;
-            // Late also on a busy host, where one yield can take as long: never give up without having looked.
+            let late = started.elapsed() >= LOCK_WAIT_MAX || self.slow_holder.is(holder);
+            // One yield on a busy host can take as long, so never give up without having looked.
             if (late || tries.is_multiple_of(LOCK_TRIES_PER_PROBE))
                 && self.is_dead(holder)
                 && word.compare_exchange(holder, mine, AcqRel, Relaxed).is_ok()
@@ -60,6 +85,9 @@ impl Core {
                 break Some(LockGuard { word, mine });
             }
             if late {
+                if !self.slow_holder.is(holder) {
+                    self.slow_holder.remember(holder);
+                }
                 self.stats.lock_timeouts.add(1);
                 break None;
             }

@@ -14,6 +14,8 @@ pub const SEGMENT_BYTES: u64 = 64 << 10;
 pub const POOL_BYTES: u64 = 8 * SEGMENT_BYTES;
 pub const POOL_NAME: &str = "p";
 pub const MAIN: u8 = 9;
+/// Number of a key that several processes of one test want to store.
+pub const CONTESTED: u64 = 1 << 43;
 
 /// Options of the pool that all processes of a test share.
 pub fn options(shm_dir: &Path) -> OpenOptions {

@@ -5,3 +5,4 @@ pub mod blocks;
 pub mod child;
 pub mod random;
 pub mod settled;
+pub mod stopwatch;

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use crate::blocks::{MAIN, fill, key, keys, namespace, open, store_all, wrong_block};
+use pegaflow_engine::crash_point;
+
+use crate::blocks::{CONTESTED, MAIN, fill, key, keys, namespace, open, store_all, wrong_block};
 use crate::{say, wait_for_parent};
 
 /// Number of the first key that holders use.
@@ -36,6 +38,22 @@ pub fn run(dir: &Path, what: &str) {
                 assert_eq!(wrong_block(&pool, *block, key), None);
             }
             pool.release(&leased).unwrap();
+        }
+        "one-reservation" => {
+            let ns = namespace(&pool, MAIN);
+            assert_eq!(pool.reserve(ns, &keys(CONTESTED..CONTESTED + 1), None, true).unwrap().len(), 1);
+            say("holding");
+            wait_for_parent();
+        }
+        "publish-stopped" => {
+            let ns = namespace(&pool, MAIN);
+            crash_point::arm("publish.locked", "stop").unwrap();
+            store_all(&pool, ns, &keys(CONTESTED..CONTESTED + 1), 1);
+        }
+        "leave-stopped" => {
+            let ns = namespace(&pool, MAIN);
+            assert_eq!(pool.reserve(ns, &keys(CONTESTED..CONTESTED + 1), None, true).unwrap().len(), 1);
+            crash_point::arm("reap.locked", "stop").unwrap();
         }
         other => panic!("cannot hold {other}"),
     }

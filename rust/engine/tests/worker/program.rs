@@ -4,6 +4,8 @@
 
 #[path = "../kill/blocks.rs"]
 mod blocks;
+#[path = "create.rs"]
+mod create;
 #[path = "hold.rs"]
 mod hold;
 #[path = "points.rs"]
@@ -19,6 +21,8 @@ fn main() {
     let rest: Vec<&str> = args[2..].iter().map(String::as_str).collect();
     match role {
         "point" => points::run(&dir, rest[0], rest[1], &rest[2..]),
+        "create" => create::race(&dir),
+        "open-close" => create::open_close(&dir, rest[0].parse().unwrap()),
         "hold" => hold::run(&dir, rest[0]),
         other => panic!("no role {other}"),
     }

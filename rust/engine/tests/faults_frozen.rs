@@ -1,0 +1,141 @@
+//! A process is stopped (SIGSTOP) at every named point, holding whatever it holds there. Its siblings' operations return
+//! in bounded time with a miss or a skipped save; after SIGCONT it finishes, and nothing is lost.
+#![allow(missing_docs)]
+
+mod common;
+mod kill;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::ShmDir;
+use kill::blocks::{MAIN, check_chain, fill, key, keys, namespace, open, store_all, store_chain};
+use kill::child::Worker;
+use kill::settled::{assert_nothing_lost, assert_settled, stat};
+use kill::stopwatch::{Stopwatch, Took};
+use nix::sys::signal::Signal;
+use nix::sys::wait::WaitStatus;
+use pegaflow_engine::{ErrorKind, Namespace, Pool, crash_point};
+
+/// One wait for a lock, and as much again for a slow host and a debug build.
+const OPERATION_MAX: Duration = Duration::from_millis(40);
+
+const OF_THE_OBJECT_STORE: &[&str] = &["chain.linked", "replace.superseded"];
+
+/// A worker that is stopped at `name`.
+fn stop_at(dir: &ShmDir, name: &str, leader: Option<&Pool>) -> Worker {
+    let member = leader.map(|pool| pool.member().unwrap());
+    let member = member.map(|member| (member.row.to_string(), member.epoch.to_string()));
+    let mut args = vec![name, "stop"];
+    args.extend(member.iter().flat_map(|(row, epoch)| [row.as_str(), epoch.as_str()]));
+    let mut worker = Worker::start("point", &dir.0, &args);
+    let status = worker.stopped_or_ended();
+    assert!(matches!(status, WaitStatus::Stopped(_, Signal::SIGSTOP)), "{name} was never reached: {status:?}");
+    worker
+}
+
+fn continue_to_the_end(worker: Worker) {
+    worker.signal(Signal::SIGCONT);
+    worker.finish();
+}
+
+/// Every operation of a sibling, each with how long it took.
+fn operations(pool: &Arc<Pool>, ns: Namespace, round: u64) -> Vec<(&'static str, Took)> {
+    let watch = Stopwatch::of_this_thread();
+    let mut times = Vec::new();
+    let mut time = |name, work: &mut dyn FnMut()| times.push((name, watch.time(work).1));
+    let absent = keys(900_000 + round * 1000..900_000 + round * 1000 + 500);
+    time("lookup", &mut || assert_eq!(pool.lookup(ns, &absent, 0).unwrap(), 0));
+    time("contains", &mut || assert!(!pool.contains(ns, &absent).unwrap().contains(&true)));
+    time("touch", &mut || assert_eq!(pool.touch(ns, &absent).unwrap(), 0));
+    let mut reserved = Vec::new();
+    time("reserve", &mut || reserved = pool.reserve(ns, &absent[..64], None, true).unwrap());
+    let blocks: Vec<_> = reserved.iter().map(|(_, block)| *block).collect();
+    reserved.iter().for_each(|(index, block)| assert!(fill(pool, *block, &absent[*index], round)));
+    let mut published = 0;
+    time("publish", &mut || published = pool.publish(&blocks).unwrap());
+    let mut leased = Vec::new();
+    time("lease", &mut || leased = pool.lease(ns, &absent, 0, 64).unwrap());
+    time("release", &mut || pool.release(&leased).unwrap());
+    time("namespace", &mut || {
+        if let Err(error) = pool.namespace(&[MAIN; 32], 7, &[512], "asked for while a sibling is stopped") {
+            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        }
+    });
+    time("reset", &mut || assert!(pool.reset(pool_of_resets(pool, ns)).is_ok()));
+    times
+}
+
+/// Resets must not hit the namespace whose blocks are checked.
+fn pool_of_resets(pool: &Pool, fallback: Namespace) -> Namespace {
+    pool.namespace(&[MAIN + 1; 32], 0, &kill::blocks::PART_BYTES, "kill tests").unwrap_or(fallback)
+}
+
+#[test]
+fn siblings_of_a_stopped_process_never_wait_long_and_lose_nothing() {
+    let mut slowest = ("", "", Took::default());
+    for point in crash_point::names().iter().filter(|name| !OF_THE_OBJECT_STORE.contains(name)) {
+        let dir = ShmDir::new("frozen");
+        let creator = point.starts_with("create.").then(|| stop_at(&dir, point, None));
+        let pool = open(&dir.0);
+        let ns = namespace(&pool, MAIN);
+        namespace(&pool, MAIN + 1);
+        let chain = keys(0..8);
+        store_all(&pool, ns, &chain[..1], 1);
+        store_chain(&pool, ns, &chain, 1);
+        let worker = creator.unwrap_or_else(|| stop_at(&dir, point, Some(&pool)));
+        for round in 0..2 {
+            for (operation, took) in operations(&pool, ns, round) {
+                assert!(took.own < OPERATION_MAX, "{operation} took {took:?} with a sibling stopped at {point}");
+                if took > slowest.2 {
+                    slowest = (point, operation, took);
+                }
+            }
+        }
+        let wait_us = stat(&pool.stats(), "lock_wait_us_max");
+        assert!(wait_us < 50_000, "a lock was waited for {wait_us} us with a sibling stopped at {point}");
+        continue_to_the_end(worker);
+        assert_settled(&pool);
+        store_all(&pool, ns, &chain[..1], 1);
+        store_chain(&pool, ns, &chain, 2);
+        assert_eq!(check_chain(&pool, ns, &chain), 8);
+        assert_nothing_lost(&pool, &[ns]);
+    }
+    println!("slowest: {} at {}: {:?}", slowest.1, slowest.0, slowest.2);
+}
+
+#[test]
+fn a_reaper_that_cannot_get_a_lock_leaves_the_slot_to_the_next_try() {
+    let dir = ShmDir::new("reap-blocked");
+    let pool = open(&dir.0);
+    let ns = namespace(&pool, MAIN);
+    store_all(&pool, ns, &keys(0..1), 1);
+    // Both want to store the same key: the dead one's slot hangs on the lock that the stopped one holds.
+    let mut dead = Worker::start("hold", &dir.0, &["one-reservation"]);
+    dead.expect("holding");
+    let stopped = Worker::start("hold", &dir.0, &["publish-stopped"]);
+    let mut stopped = stopped;
+    assert!(matches!(stopped.stopped_or_ended(), WaitStatus::Stopped(..)));
+    dead.kill();
+    pool.reap().unwrap();
+    assert_eq!(stat(&pool.namespace_stats(ns).unwrap(), "blocks_reserved"), 2, "one of the dead, one of the stopped");
+    continue_to_the_end(stopped);
+    assert_nothing_lost(&pool, &[ns]);
+}
+
+#[test]
+fn nobody_takes_the_locks_of_a_process_that_is_leaving() {
+    let dir = ShmDir::new("leaving");
+    let pool = open(&dir.0);
+    let ns = namespace(&pool, MAIN);
+    store_all(&pool, ns, &keys(0..1), 1);
+    let mut leaving = Worker::start("hold", &dir.0, &["leave-stopped"]);
+    assert!(matches!(leaving.stopped_or_ended(), WaitStatus::Stopped(..)));
+    let wanted = key(kill::blocks::CONTESTED);
+    assert_eq!(store_chain(&pool, ns, &[wanted], 1), 0, "the lock is held by a living process");
+    assert_eq!(stat(&pool.stats(), "locks_taken_over"), 0);
+    continue_to_the_end(leaving);
+    std::thread::sleep(Duration::from_millis(110));
+    assert_eq!(store_chain(&pool, ns, &[wanted], 1), 1);
+    assert_nothing_lost(&pool, &[ns]);
+}
