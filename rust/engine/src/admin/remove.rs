@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::view::{View, pool_name};
 use crate::config::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::shm::file::io_error;
+use crate::shm::file::{Place, io_error};
 use crate::shm::names::{CONTROL, parse_segment_file};
 use crate::shm::pool::Pool;
 
@@ -71,7 +71,7 @@ fn in_use(path: &Path) -> Error {
 }
 
 fn living(dir: &Path) -> usize {
-    let Ok(file) = crate::shm::file::Place::Directory(dir.to_owned()).open(CONTROL) else { return 0 };
+    let Ok(file) = Place::directory(dir).and_then(|place| place.open(CONTROL)) else { return 0 };
     let rows = 0..crate::limits::PROCESSES_MAX as u32;
     rows.filter(|row| crate::shm::liveness::held_by_other(&file, *row)).count()
 }

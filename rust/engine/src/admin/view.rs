@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::shm::control::Control;
 use crate::shm::extent::Extent;
-use crate::shm::file::{Place, check_dir};
+use crate::shm::file::Place;
 use crate::shm::liveness::held_by_other;
 use crate::shm::names::{CONTROL, parse_pool_dir};
 use crate::shm::process::{Member, ProcessState, load};
@@ -31,9 +31,8 @@ pub(crate) struct ProcessView {
 impl View {
     /// Map the pool in directory `dir`.
     pub(crate) fn open(dir: &Path) -> Result<Self> {
-        check_dir(dir)?;
+        let place = Place::directory(dir)?;
         let name = pool_name(dir)?;
-        let place = Place::Directory(dir.to_owned());
         let file = place.open(CONTROL)?;
         let superblock = Superblock::read(&file, &dir.join(CONTROL))?;
         let control = Control::map(&file, superblock.geometry)?;

@@ -1,38 +1,57 @@
 //! Files of a pool: created 0600 in a directory 0700 of ours, never through a symlink, and claimed before use.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::io::ErrorKind as IoKind;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::stat::Mode;
+use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 
 use crate::error::{Error, ErrorKind, Result};
 
 /// Where a pool's files live.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// Named files in this directory.
-    Directory(PathBuf),
+    /// Named files in this directory. It is held open: if its name goes to another pool, nothing is created or removed
+    /// there.
+    Directory(PathBuf, Arc<File>),
     /// Anonymous memory of this process.
     Anonymous,
 }
 
 impl Place {
+    /// The pool's directory `dir`, after checking that it is ours and that nobody else can enter.
+    pub(crate) fn directory(dir: &Path) -> Result<Self> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = match nix::fcntl::open(dir, flags, Mode::empty()) {
+            Ok(fd) => File::from(fd),
+            Err(Errno::ENOENT) => {
+                return Err(Error::new(ErrorKind::NotFound, format!("there is no pool at {}", dir.display())));
+            }
+            Err(Errno::ENOTDIR | Errno::ELOOP) => {
+                let text = format!("{} is not a directory: remove it or use another name", dir.display());
+                return Err(Error::refused(text));
+            }
+            Err(error) => return Err(io_error("look at", dir, &error.into())),
+        };
+        let meta = file.metadata().map_err(|error| io_error("look at", dir, &error))?;
+        check_owner(dir, &meta)?;
+        Ok(Self::Directory(dir.to_owned(), Arc::new(file)))
+    }
+
     /// Create file `name`, which does not exist.
     pub(crate) fn create(&self, name: &str) -> Result<File> {
         match self {
-            Self::Directory(dir) => {
-                let path = dir.join(name);
-                OpenOptions::new()
-                    .read(true)
-                    .write(true)
-                    .create_new(true)
-                    .mode(0o600)
-                    .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-                    .open(&path)
-                    .map_err(|error| io_error("create", &path, &error))
+            Self::Directory(path, dir) => {
+                let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+                openat(dir.as_fd(), name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
+                    .map(File::from)
+                    .map_err(|error| io_error("create", &path.join(name), &error.into()))
             }
             Self::Anonymous => {
                 let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
@@ -47,7 +66,7 @@ impl Place {
     /// Open the existing file `name` after checking that it is ours.
     pub(crate) fn open(&self, name: &str) -> Result<File> {
         match self {
-            Self::Directory(dir) => open_checked(&dir.join(name)),
+            Self::Directory(path, dir) => open_checked(dir, name, &path.join(name)),
             Self::Anonymous => Err(Error::new(ErrorKind::NotFound, "an anonymous pool has no named files")),
         }
     }
@@ -56,48 +75,43 @@ impl Place {
     /// is touched, like all other memory of the process: no file system below it can be full.
     pub(crate) fn claim(&self, file: &File, offset: u64, bytes: u64, what: &str) -> Result<()> {
         match self {
-            Self::Directory(_) => claim(file, offset, bytes, what),
+            Self::Directory(..) => claim(file, offset, bytes, what),
             Self::Anonymous => Ok(()),
         }
     }
 
     /// Remove file `name`; what does not exist counts as removed.
     pub(crate) fn remove(&self, name: &str) {
-        if let Self::Directory(dir) = self
-            && let Err(error) = std::fs::remove_file(dir.join(name))
-            && error.kind() != IoKind::NotFound
+        if let Self::Directory(path, dir) = self
+            && let Err(error) = unlinkat(dir.as_fd(), name, UnlinkatFlags::NoRemoveDir)
+            && error != Errno::ENOENT
         {
-            log::warn!("pegaflow: cannot remove {}: {error}", dir.join(name).display());
+            log::warn!("pegaflow: cannot remove {}: {error}", path.join(name).display());
+        }
+    }
+
+    /// Give file `name` the name `second` too. `false` if that name is taken, or `name` is gone.
+    pub(crate) fn link(&self, name: &str, second: &str) -> Result<bool> {
+        let Self::Directory(path, dir) = self else { return Ok(false) };
+        match linkat(dir.as_fd(), name, dir.as_fd(), second, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::EEXIST | Errno::ENOENT) => Ok(false),
+            Err(error) => Err(io_error("create", &path.join(second), &error.into())),
         }
     }
 }
 
-/// Make the pool's directory, or check the one that is there.
+/// Make the pool's directory if it is not there.
 pub(crate) fn make_dir(dir: &Path) -> Result<()> {
     match DirBuilder::new().mode(0o700).create(dir) {
         Ok(()) => Ok(()),
-        Err(error) if error.kind() == IoKind::AlreadyExists => check_dir(dir),
+        Err(error) if error.kind() == IoKind::AlreadyExists => Ok(()),
         Err(error) if error.kind() == IoKind::NotFound => Err(Error::invalid(format!(
             "{} does not exist: choose a mounted tmpfs or hugetlbfs as shm_dir",
             dir.parent().unwrap_or(dir).display()
         ))),
         Err(error) => Err(io_error("create", dir, &error)),
     }
-}
-
-/// Check that `dir` is a directory of ours that nobody else can enter.
-pub(crate) fn check_dir(dir: &Path) -> Result<()> {
-    let meta = match std::fs::symlink_metadata(dir) {
-        Ok(meta) => meta,
-        Err(error) if error.kind() == IoKind::NotFound => {
-            return Err(Error::new(ErrorKind::NotFound, format!("there is no pool at {}", dir.display())));
-        }
-        Err(error) => return Err(io_error("look at", dir, &error)),
-    };
-    if !meta.is_dir() {
-        return Err(Error::refused(format!("{} is not a directory: remove it or use another name", dir.display())));
-    }
-    check_owner(dir, &meta)
 }
 
 fn check_owner(path: &Path, meta: &std::fs::Metadata) -> Result<()> {
@@ -119,22 +133,18 @@ fn check_owner(path: &Path, meta: &std::fs::Metadata) -> Result<()> {
     Ok(())
 }
 
-fn open_checked(path: &Path) -> Result<File> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
-        .open(path)
-        .map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOENT) => Error::new(ErrorKind::NotFound, format!("there is no {}", path.display())),
-            Some(libc::ELOOP) => {
-                Error::refused(format!("{} is a symbolic link: remove it, pools never follow links", path.display()))
-            }
-            Some(libc::EACCES) => {
-                Error::refused(format!("{} may not be opened by this user: remove it as its owner", path.display()))
-            }
-            _ => io_error("open", path, &error),
-        })?;
+fn open_checked(dir: &File, name: &str, path: &Path) -> Result<File> {
+    let flags = OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    let file = openat(dir.as_fd(), name, flags, Mode::empty()).map(File::from).map_err(|error| match error {
+        Errno::ENOENT => Error::new(ErrorKind::NotFound, format!("there is no {}", path.display())),
+        Errno::ELOOP => {
+            Error::refused(format!("{} is a symbolic link: remove it, pools never follow links", path.display()))
+        }
+        Errno::EACCES => {
+            Error::refused(format!("{} may not be opened by this user: remove it as its owner", path.display()))
+        }
+        _ => io_error("open", path, &error.into()),
+    })?;
     let meta = file.metadata().map_err(|error| io_error("look at", path, &error))?;
     if !meta.is_file() {
         return Err(Error::refused(format!("{} is not a regular file: remove it", path.display())));
@@ -178,6 +188,10 @@ pub(crate) fn free_bytes(dir: &Path) -> Result<u64> {
 }
 
 pub(crate) fn io_error(action: &str, path: &Path, error: &std::io::Error) -> Error {
-    let kind = if error.raw_os_error() == Some(libc::ENOSPC) { ErrorKind::ShmFull } else { ErrorKind::Refused };
+    let kind = match error.raw_os_error() {
+        Some(libc::ENOSPC) => ErrorKind::ShmFull,
+        Some(libc::ENOENT) => ErrorKind::NotFound,
+        _ => ErrorKind::Refused,
+    };
     Error::new(kind, format!("cannot {action} {}: {error}", path.display()))
 }

@@ -119,7 +119,7 @@ impl Core {
 
     /// Make the slots usable: the range table first, READY next, the free hints last.
     fn hand_out(&self, extent: &Extent) {
-        if matches!(self.place, Place::Directory(_)) {
+        if matches!(self.place, Place::Directory(..)) {
             // A process that died while it still had an older list of extents may have left its mark on a header.
             extent.slots().for_each(|slot| self.clear_header(slot));
         }

@@ -2,7 +2,6 @@
 //! all, so nobody ever maps half a pool.
 
 use std::fs::File;
-use std::io::ErrorKind as IoKind;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,7 +12,7 @@ use crate::limits::{CREATE_WAIT_MAX, POOL_BYTES_DEFAULT};
 use crate::shm::clock::unix_seconds;
 use crate::shm::control::Control;
 use crate::shm::core::Core;
-use crate::shm::file::{Place, check_dir, free_bytes, io_error, make_dir, set_length};
+use crate::shm::file::{Place, free_bytes, io_error, make_dir, set_length};
 use crate::shm::geometry::Geometry;
 use crate::shm::liveness::LockFile;
 use crate::shm::names::{CONTROL, CONTROL_NEW, pool_dir};
@@ -34,22 +33,19 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
         return Ok((attach(name, Place::Anonymous, &file, lock_file, superblock, &options.label)?, true));
     }
     let dir = pool_dir(&options.shm_dir, nix::unistd::geteuid().as_raw(), name);
-    if options.create {
-        make_dir(&dir)?
-    } else {
-        check_dir(&dir)?
-    }
     let path = dir.join(CONTROL);
-    let place = Place::Directory(dir.clone());
     let started = std::time::Instant::now();
     let mut created = false;
     loop {
-        match attach_named(name, &place, &path, &options.label) {
+        match Place::directory(&dir).and_then(|place| attach_named(name, &place, &path, &options.label)) {
             Ok(Some(core)) => return Ok((core, created)),
             Ok(None) => created = false,
             Err(error) if error.kind() == ErrorKind::NotFound && options.create => {
-                make_dir(&dir)?;
-                created = create_named(&place, &path, options)?;
+                created = match create_named(&dir, options) {
+                    // Somebody removed the directory under our hands.
+                    Err(error) if error.kind() == ErrorKind::NotFound => false,
+                    outcome => outcome?,
+                }
             }
             Err(error) => return Err(error),
         }
@@ -81,7 +77,7 @@ fn attach_named(name: &str, place: &Place, path: &Path, label: &str) -> Result<O
 /// Remove control files that were never finished. The pool has one, so whoever is still writing another finds that out
 /// when it wants to give it the name.
 fn remove_unfinished(place: &Place) {
-    let Place::Directory(dir) = place else { return };
+    let Place::Directory(dir, _) = place else { return };
     let names = std::fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok());
     names.filter(|name| name.starts_with(CONTROL_NEW)).for_each(|name| place.remove(&name));
 }
@@ -93,19 +89,16 @@ fn is_still_there(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Write a complete control file beside, then give it its name. `false` if another process was faster.
-fn create_named(place: &Place, path: &Path, options: &OpenOptions) -> Result<bool> {
+/// Write a complete control file beside, then give it its name. `false` if another process was faster, and may even
+/// have tidied ours away.
+fn create_named(dir: &Path, options: &OpenOptions) -> Result<bool> {
+    make_dir(dir)?;
+    let place = Place::directory(dir)?;
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos());
     let new_name = format!("{CONTROL_NEW}{}.{nanos}", std::process::id());
-    let new_path = path.with_file_name(&new_name);
-    let created = create_control(place, &new_name, options).and_then(|_| {
+    let created = create_control(&place, &new_name, options).and_then(|_| {
         crate::crash_point::pass("create.control_written");
-        match std::fs::hard_link(&new_path, path) {
-            Ok(()) => Ok(true),
-            // Another process was faster, and may even have tidied ours away.
-            Err(error) if matches!(error.kind(), IoKind::AlreadyExists | IoKind::NotFound) => Ok(false),
-            Err(error) => Err(io_error("create", path, &error)),
-        }
+        place.link(&new_name, CONTROL)
     });
     crate::crash_point::pass("create.linked");
     place.remove(&new_name);

@@ -244,7 +244,9 @@ impl Pool {
         });
         let Some((extent, offset, bytes)) = live.and_then(|_| core.place_of(block, part)) else { return Ok(None) };
         match &core.place {
-            Place::Directory(dir) => Ok(Some((dir.join(segment_file(extent.segments[part as usize])), offset, bytes))),
+            Place::Directory(dir, _) => {
+                Ok(Some((dir.join(segment_file(extent.segments[part as usize])), offset, bytes)))
+            }
             Place::Anonymous => Ok(None),
         }
     }
