@@ -9,7 +9,7 @@ from pegaflow import _native
 from pegaflow.config import parse_size
 from pegaflow.errors import InvalidArgument
 
-SHM_DIR = "/dev/shm"  # noqa: S108 - POSIX shared memory lives there by definition
+SHM_DIR = "/dev/shm"
 
 
 class PegaEngine:

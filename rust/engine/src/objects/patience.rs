@@ -1,6 +1,6 @@
 //! Bounded waiting for other processes.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
 use crate::limits::OBJECT_WAIT_MAX;
@@ -8,6 +8,8 @@ use crate::limits::OBJECT_WAIT_MAX;
 /// Tries before the first sleep: mostly somebody is just finishing.
 const TRIES_AT_ONCE: u32 = 16;
 const SLEEP: Duration = Duration::from_micros(200);
+const LONG_SLEEP_MIN: Duration = Duration::from_millis(1);
+const LONG_SLEEP_SPREAD_NS: u64 = 7_000_000;
 
 /// How long one operation has been waiting in all.
 #[derive(Default)]
@@ -24,6 +26,16 @@ impl Patience {
             std::thread::yield_now();
             return Ok(());
         }
+        self.sleep(SLEEP)
+    }
+
+    /// Wait some milliseconds before another try, each process another time: for those that were in each other's way.
+    pub(super) fn wait_long(&mut self) -> Result<()> {
+        let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.subsec_nanos());
+        self.sleep(LONG_SLEEP_MIN + Duration::from_nanos(u64::from(nanos ^ std::process::id()) % LONG_SLEEP_SPREAD_NS))
+    }
+
+    fn sleep(&mut self, time: Duration) -> Result<()> {
         let since = *self.since.get_or_insert_with(Instant::now);
         if since.elapsed() > OBJECT_WAIT_MAX {
             return Err(Error::busy(format!(
@@ -31,7 +43,7 @@ impl Patience {
                 OBJECT_WAIT_MAX.as_secs()
             )));
         }
-        std::thread::sleep(SLEEP);
+        std::thread::sleep(time);
         Ok(())
     }
 

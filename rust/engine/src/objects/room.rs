@@ -24,24 +24,35 @@ struct Search {
 impl Inner {
     /// Reserve a head, and members for what does not fit there. All or nothing.
     pub(super) fn reserve(&self, hash: &Key, total_bytes: usize) -> Result<Reservation<'_>> {
-        let core = self.core();
         self.check_fits(total_bytes)?;
         let mut search = Search::default();
-        let Some(taken) = self.take(HEAD, &mut search)? else { return Err(self.full(total_bytes, search)) };
+        loop {
+            if let Some(reservation) = self.try_reserve(hash, total_bytes, &mut search)? {
+                return Ok(reservation);
+            }
+            // With eviction only what is in use just now can be in the way: values being written or read.
+            if !self.evict || search.patience.wait_long().is_err() {
+                return Err(self.full(total_bytes, search));
+            }
+        }
+    }
+
+    /// `None` if there are not enough slots; then those that there were are given back.
+    fn try_reserve(&self, hash: &Key, total_bytes: usize, search: &mut Search) -> Result<Option<Reservation<'_>>> {
+        let core = self.core();
+        let Some(taken) = self.take(HEAD, search)? else { return Ok(None) };
         let head = core.name_slot(taken, &core.identity(self.classes.namespace(HEAD))?, hash);
         let reservation = Reservation { core, head, published: false };
         let mut last = head;
         let mut left = total_bytes.saturating_sub(self.classes.bytes(HEAD));
         while left > 0 {
-            let Some((class, taken)) = self.take_member(self.classes.best(left), &mut search)? else {
-                return Err(self.full(total_bytes, search));
-            };
+            let Some((class, taken)) = self.take_member(self.classes.best(left), search)? else { return Ok(None) };
             let member = core.name_slot(taken, &core.identity(self.classes.namespace(class))?, hash);
             core.make_member(member, head, last.slot());
             last = member;
             left = left.saturating_sub(self.classes.bytes(class));
         }
-        Ok(reservation)
+        Ok(Some(reservation))
     }
 
     /// A slot of the class, or one of another class that happens to be free.

@@ -170,8 +170,10 @@ impl Core {
         if header.state.compare_exchange(sealed, evicting, SeqCst, Relaxed).is_err() {
             return false;
         }
+        crate::crash_point::pass("evict.claimed");
         bucket.begin();
         bucket.unlink(block.slot());
+        crate::crash_point::pass("evict.unlinked");
         self.doom(block.slot(), block.generation());
         bucket.finish();
         true
