@@ -185,6 +185,8 @@ class CopyDone:
     """Indices (into the job's ``refs``) that were not copied: stale ref, checksum mismatch, wrong length."""
     bytes: int
     seconds: float
+    error: str | None
+    """Why the job failed, if the reason is none of these: what the device's driver said."""
 
 @final
 class HostCopier:
@@ -215,6 +217,95 @@ class HostCopier:
 
     def close(self) -> None:
         """Finish what is queued, then stop the threads. Idempotent."""
+
+@final
+class CudaCopier:
+    """Like ``HostCopier``, between slots and the memory of one CUDA device: layouts hold device addresses, and nothing
+    is checksummed. Uses the device's primary context (PyTorch's), streams of its own and one thread; never synchronises
+    the device. While ``healthy()``, the device is done with a job once it is reported; afterwards the slots of failed
+    saves have to be quarantined rather than aborted, since they may still be written."""
+
+    def __new__(
+        cls,
+        pool: Pool,
+        device: int = 0,
+        *,
+        backend: str = "auto",
+        ctas: int = 32,
+        ring_buffers: int = 3,
+        ring_buffer_bytes: int = 16_777_216,
+        copy_streams: int = 1,
+        batch_copies: bool = True,
+        direct_bytes_min: int = 4_194_304,
+        save_bytes_per_second_max: int = 0,
+        register: bool = True,
+        register_chunk_bytes: int = 134_217_728,
+    ) -> CudaCopier:
+        """``device``: as PyTorch numbers them. ``backend``: ``"staged"`` (contiguous copies between slots and a ring in
+        device memory, a kernel between ring and blocks), ``"direct"`` (a copy per run of bytes), ``"kernel"`` (a kernel
+        that uses the slots by itself) or ``"auto"`` (direct where the runs of a block have ``direct_bytes_min`` bytes
+        on average, else staged). ``ctas``: size of a kernel at most. The rings of both directions take
+        ``2 * ring_buffers * ring_buffer_bytes`` bytes of device memory. ``copy_streams`` per direction.
+        ``batch_copies``: hand several copies over in one call where the driver can. ``save_bytes_per_second_max`` 0:
+        no limit. ``register``: page-lock segments as ``register()`` asks, ``register_chunk_bytes`` at a time; what is
+        not page-locked goes through page-locked buffers. Raises ``DeviceError`` if there is no driver or device or it
+        has no memory left."""
+
+    device: int
+
+    def register(self, namespace: Namespace, part: int) -> None:
+        """Page-lock, in the background, the segments that hold ``part`` of the namespace's blocks, now and as the pool
+        grows. Without this, everything goes through page-locked buffers."""
+
+    def save(
+        self,
+        part: int,
+        layout: KVLayout,
+        refs: Sequence[int],
+        block_ids: Sequence[int],
+        after_stream: int | None = None,
+    ) -> int:
+        """Start copying blocks into reserved slots, after all that is queued by now in the CUDA stream
+        ``after_stream`` (``torch.cuda.Stream.cuda_stream``; 0 is the default stream). Returns a job id."""
+
+    def load(
+        self,
+        part: int,
+        layout: KVLayout,
+        refs: Sequence[int],
+        block_ids: Sequence[int],
+        after_stream: int | None = None,
+    ) -> int:
+        """Start copying leased slots into blocks, which are not written before all that is queued by now in
+        ``after_stream`` is done. Returns a job id."""
+
+    def poll(self) -> list[CopyDone]:
+        """Jobs that completed since the last call. Never waits."""
+
+    def wait(self, timeout_ms: int) -> list[CopyDone]:
+        """Like ``poll``, but waits up to ``timeout_ms`` milliseconds for at least one if any is in flight."""
+
+    def in_flight(self) -> int:
+        """Jobs started and not yet returned by ``poll`` or ``wait``. They own their blocks and slots until then."""
+
+    def healthy(self) -> bool:
+        """False once the device is lost: then every job fails."""
+
+    def problem(self) -> str | None:
+        """Why the device is lost; ``None`` while ``healthy()``."""
+
+    def progress(self) -> dict[str, Any]:
+        """How far page-locking has come: ``segments``, ``bytes_seen``, ``bytes_registered``, ``seconds`` (of work) and
+        ``problem`` (why there will be no more, or ``None``)."""
+
+    def stats(self) -> dict[str, int]:
+        """``bytes_loaded``, ``bytes_saved``, ``bytes_bounced`` (through page-locked buffers), ``pieces_staged``,
+        ``pieces_direct``, ``pieces_kernel``, ``bounce_bytes`` (host memory of these buffers) and ``ring_bytes`` (device
+        memory of the rings)."""
+
+    def close(self) -> None:
+        """Finish what is queued, then stop and give everything back. Idempotent. Raises ``PoolBusy`` if the device does
+        not finish in 30 seconds; then everything stays as it is."""
 
 @final
 class ObjectStore:

@@ -47,3 +47,7 @@ class PoolClosed(PegaFlowError):
 
 class ForkedProcess(PegaFlowError, RuntimeError):
     """The pool was opened before ``fork()``; the child has to open it again. The parent is unharmed."""
+
+
+class DeviceError(PegaFlowError, RuntimeError):
+    """A device or its driver is absent, refuses or has failed. Everything that needs no device goes on."""

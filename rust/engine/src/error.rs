@@ -29,6 +29,8 @@ pub enum ErrorKind {
     Closed,
     /// Opened before `fork()`, used in the child.
     Forked,
+    /// A device or its driver is absent, refuses or has failed.
+    Device,
 }
 
 /// A failure: a kind for programs and a sentence for people.

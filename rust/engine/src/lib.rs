@@ -1,12 +1,14 @@
 //! The engine of PegaFlow: a crash-proof pool of blocks in POSIX shared memory, used in process.
 //!
-//! No Python, no CUDA. `docs/shm-format.md` has the bytes, `docs/crash-model.md` what each death leaves behind.
+//! No Python; CUDA is looked for at run time only. `docs/shm-format.md` has the bytes, `docs/crash-model.md` what each
+//! death leaves behind.
 
 pub mod admin;
 pub mod checksum;
 pub mod config;
 pub mod copy;
 pub mod crash_point;
+pub mod cuda;
 pub mod error;
 pub mod hash;
 pub mod key;

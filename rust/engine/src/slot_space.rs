@@ -1,6 +1,10 @@
 //! The seam between the pool and whoever moves bytes: where a slot's bytes are, and how to say that they are there.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use crate::key::BlockRef;
+use crate::shm::namespace::Namespace;
 
 /// The bytes of one part of one slot in this process's address space.
 #[derive(Clone, Copy, Debug)]
@@ -11,6 +15,17 @@ pub struct SlotBytes {
     pub bytes: usize,
     /// Stored checksum of the part, when reading and if there is one.
     pub checksum: Option<u64>,
+}
+
+/// A mapped file of slots. It stays mapped for as long as this value, or a clone of it, lives.
+#[derive(Clone)]
+pub struct Segment {
+    /// First byte; no two living segments have the same.
+    pub address: usize,
+    /// Length.
+    pub bytes: usize,
+    /// Whatever keeps it mapped.
+    pub mapping: Arc<dyn Any + Send + Sync>,
 }
 
 /// Slots as a copy engine sees them. `Pool` implements it; tests use a fake.
@@ -27,4 +42,16 @@ pub trait SlotSpace: Send + Sync {
 
     /// Whether `read_source` would still give the same bytes.
     fn is_readable(&self, block: BlockRef) -> bool;
+
+    /// All segments in use for `part` of a namespace's blocks, mapped. A segment in which a slot is reserved or leased
+    /// is among them. None where slots do not lie in segments.
+    fn segments(&self, namespace: Namespace, part: u32) -> Vec<Segment> {
+        let _unused = (namespace, part);
+        Vec::new()
+    }
+
+    /// Changes whenever `segments` may answer something else.
+    fn segments_version(&self) -> u64 {
+        0
+    }
 }

@@ -22,11 +22,31 @@ pub(crate) struct CopyDone {
     failed: Vec<u32>,
     bytes: u64,
     seconds: f64,
+    error: Option<String>,
 }
 
 impl From<copy::CopyDone> for CopyDone {
     fn from(done: copy::CopyDone) -> Self {
-        Self { job: done.job, ok: done.ok(), failed: done.failed, bytes: done.bytes, seconds: done.seconds }
+        let ok = done.ok();
+        Self { job: done.job, ok, failed: done.failed, bytes: done.bytes, seconds: done.seconds, error: done.error }
+    }
+}
+
+/// Wait for jobs, in pieces between which signals are seen.
+pub(crate) fn wait(
+    py: Python<'_>,
+    timeout_ms: u64,
+    piece: impl Fn(Duration) -> pegaflow_engine::Result<Vec<copy::CopyDone>> + Sync,
+    in_flight: impl Fn() -> pegaflow_engine::Result<usize>,
+) -> Result<Vec<CopyDone>> {
+    let deadline = Instant::now().checked_add(Duration::from_millis(timeout_ms));
+    loop {
+        let left = deadline.map_or(WAIT_PIECE, |deadline| deadline.saturating_duration_since(Instant::now()));
+        let done = py.engine(|| piece(left.min(WAIT_PIECE)))?;
+        if !done.is_empty() || left <= WAIT_PIECE && deadline.is_some() || in_flight()? == 0 {
+            return Ok(done.into_iter().map(CopyDone::from).collect());
+        }
+        py.check_signals()?;
     }
 }
 
@@ -82,15 +102,7 @@ impl HostCopier {
     }
 
     fn wait(&self, py: Python<'_>, timeout_ms: u64) -> Result<Vec<CopyDone>> {
-        let deadline = Instant::now().checked_add(Duration::from_millis(timeout_ms));
-        loop {
-            let left = deadline.map_or(WAIT_PIECE, |deadline| deadline.saturating_duration_since(Instant::now()));
-            let done = py.engine(|| self.copier.wait(left.min(WAIT_PIECE)))?;
-            if !done.is_empty() || left <= WAIT_PIECE && deadline.is_some() || self.copier.in_flight()? == 0 {
-                return Ok(done.into_iter().map(CopyDone::from).collect());
-            }
-            py.check_signals()?;
-        }
+        wait(py, timeout_ms, |piece| self.copier.wait(piece), || self.copier.in_flight())
     }
 
     fn in_flight(&self, py: Python<'_>) -> Result<usize> {

@@ -99,6 +99,7 @@ fn class_name(kind: ErrorKind) -> &'static str {
         ErrorKind::InUse => "PoolInUse",
         ErrorKind::Closed => "PoolClosed",
         ErrorKind::Forked => "ForkedProcess",
+        ErrorKind::Device => "DeviceError",
         _ => "PegaFlowError",
     }
 }

@@ -4,6 +4,7 @@
 mod admin;
 mod buffer;
 mod copier;
+mod cuda;
 mod error;
 mod hash;
 mod items;
@@ -21,6 +22,8 @@ mod _native {
     use crate::admin::{crash_point_arm, crash_points, inspect, list_pools, reap, remove, system_info, verify};
     #[pymodule_export]
     use crate::copier::{CopyDone, HostCopier};
+    #[pymodule_export]
+    use crate::cuda::CudaCopier;
     #[pymodule_export]
     use crate::hash::block_hash;
     #[pymodule_export]

@@ -65,12 +65,12 @@ impl KvLayout {
     }
 
     /// Regions, those that continue each other in every block made one.
-    pub(super) fn regions(&self) -> &[Region] {
+    pub(crate) fn regions(&self) -> &[Region] {
         &self.regions
     }
 
     /// Refuse ids that are not of this layout.
-    pub(super) fn check_ids(&self, block_ids: &[u32]) -> Result<()> {
+    pub(crate) fn check_ids(&self, block_ids: &[u32]) -> Result<()> {
         match block_ids.iter().find(|&&id| id >= self.blocks) {
             None => Ok(()),
             Some(id) => Err(Error::invalid(format!(

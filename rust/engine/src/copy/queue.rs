@@ -39,6 +39,8 @@ pub struct CopyDone {
     pub bytes: u64,
     /// Seconds since the job was started.
     pub seconds: f64,
+    /// Why items failed, where the reason is not that they were stale or damaged.
+    pub error: Option<String>,
 }
 
 impl CopyDone {
@@ -181,6 +183,7 @@ impl JobQueue {
             failed: active.failed,
             bytes: active.bytes,
             seconds: active.started.elapsed().as_secs_f64(),
+            error: None,
         };
         if active.awaited {
             self.done_awaited.insert(job, done);

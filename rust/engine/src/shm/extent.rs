@@ -192,14 +192,16 @@ impl Core {
     /// Address of part `part` of a slot in this process, mapping its segment at first use.
     pub(crate) fn address_of(&self, block: BlockRef, part: u32) -> Option<(*mut u8, usize)> {
         let (extent, offset, bytes) = self.place_of(block, part)?;
-        let key = (extent.index, extent.generation, part);
-        let known = self.segments.read().unwrap_or_else(PoisonError::into_inner).get(&key).map(Arc::clone);
-        let mapping = match known {
-            Some(mapping) => mapping,
-            None => self.map_segment(key, extent.segments[part as usize])?,
-        };
+        let mapping = self.segment_of(&extent, part)?;
         // A segment shorter than its row says is corrupt; it gives no address rather than one outside.
         Some((mapping.address(offset as usize, bytes as usize)?, bytes as usize))
+    }
+
+    /// The segment of one part of an extent, mapped at first use.
+    pub(crate) fn segment_of(&self, extent: &Extent, part: u32) -> Option<Arc<Mapping>> {
+        let key = (extent.index, extent.generation, part);
+        let known = self.segments.read().unwrap_or_else(PoisonError::into_inner).get(&key).map(Arc::clone);
+        known.or_else(|| self.map_segment(key, *extent.segments.get(part as usize)?))
     }
 
     fn map_segment(&self, key: SegmentKey, segment: u32) -> Option<Arc<Mapping>> {
@@ -209,9 +211,9 @@ impl Core {
         });
         match mapping {
             Ok(mapping) => {
-                let mapping = Arc::new(mapping);
-                self.keep_segment(key, Arc::clone(&mapping));
-                Some(mapping)
+                // Another thread may have been faster, and others may already use the addresses of its mapping.
+                let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+                Some(Arc::clone(segments.entry(key).or_insert_with(|| Arc::new(mapping))))
             }
             Err(error) => {
                 log::error!("pegaflow: {error}");
