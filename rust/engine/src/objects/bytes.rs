@@ -10,6 +10,10 @@ use crate::shm::core::Core;
 use crate::shm::state::{SlotState, State};
 use crate::sync::Acquire;
 
+/// Memory of this size is fresh from the kernel for every value (malloc gives it back when it is freed). Getting it
+/// page by page would take longer than the copy.
+const HUGE_TARGET_BYTES_MIN: usize = 32 << 20;
+
 /// Bytes of a value in one slot. Made by [`Pieces`] alone, so address and length lie in a mapped segment.
 struct Piece {
     address: *mut u8,
@@ -168,6 +172,9 @@ pub(super) unsafe fn read(
     threads: Option<&CopyThreads>,
     expected: Option<u64>,
 ) -> Result<()> {
+    if total - skip >= HUGE_TARGET_BYTES_MIN {
+        ask_for_huge_pages(target, total - skip);
+    }
     let mut mover = Mover::new(threads, expected.is_some());
     let mut start = 0;
     for piece in Pieces::of(core, head, total) {
@@ -190,6 +197,15 @@ pub(super) unsafe fn read(
         return Err(Error::corrupt("the bytes of a value do not match their checksum: remove the value"));
     }
     Ok(())
+}
+
+/// A hint for memory that is about to be written as a whole; what the kernel makes of it does not matter.
+fn ask_for_huge_pages(target: *mut u8, bytes: usize) {
+    const PAGE: usize = 4096;
+    let skip = target.align_offset(PAGE);
+    let Some(whole) = bytes.checked_sub(skip).map(|rest| rest / PAGE * PAGE) else { return };
+    // SAFETY: whatever the range, this advice changes no bytes and unmaps nothing.
+    unsafe { libc::madvise(target.wrapping_add(skip).cast(), whole, libc::MADV_HUGEPAGE) };
 }
 
 /// Whether a pinned block has `text` at `skip`.
