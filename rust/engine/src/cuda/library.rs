@@ -46,13 +46,14 @@ macro_rules! functions {
                 Ok(Self {
                     $($name: {
                         let address = find(library, $symbol).ok_or_else(|| missing($symbol))?;
+                        type Function = unsafe extern "C" fn($($argument),*) -> Status;
                         // SAFETY: the driver's interface gives the function of this name these arguments; `_v2` and
                         // the like pick the version of the interface.
-                        unsafe { std::mem::transmute::<Handle, unsafe extern "C" fn($($argument),*) -> Status>(address) }
+                        unsafe { std::mem::transmute::<Handle, Function>(address) }
                     },)*
                     copy_batch: find(library, c"cuMemcpyBatchAsync_v2").map(|address| {
                         // SAFETY: as above.
-                        unsafe { std::mem::transmute::<*mut c_void, CopyBatch>(address) }
+                        unsafe { std::mem::transmute::<Handle, CopyBatch>(address) }
                     }),
                 })
             }
