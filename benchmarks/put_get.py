@@ -35,31 +35,49 @@ class PegaStore:
         return cast(bytes | None, self._engine.get(key))
 
 
-def measure(store: Store, size: int) -> dict[str, float]:
-    """Microseconds of one operation, median over the rounds; every value that comes back is compared."""
+Times = dict[str, list[float]]
+
+
+def measure(stores: list[Store], size: int) -> dict[str, dict[str, float]]:
+    """Microseconds of each operation of each store: medians over rounds in which the stores take turns, so that what
+    else runs on the host slows all of them."""
     keys = [f"key-{index}" for index in range(max(1, min(ROUND_KEYS_MAX, ROUND_BYTES_MAX // size)))]
-    value = os.urandom(size)
-    samples: dict[str, list[float]] = {operation: [] for operation in OPERATIONS}
+    values = [os.urandom(size) for _ in keys]
+    samples: dict[str, Times] = {store.name: {operation: [] for operation in OPERATIONS} for store in stores}
+    for store in stores:
+        check(store, keys, values)
     for _ in range(ROUNDS):
-        start = time.perf_counter()
-        for key in keys:
-            store.put(key, value)
-        put_done = time.perf_counter()
-        for key in keys:
-            got = store.get(key)
-        get_done = time.perf_counter()
-        if got != value:
-            raise SystemExit(f"{store.name} returned other bytes than were stored.")
-        removal = time.perf_counter()
-        for key in keys:
-            store.remove(key)
-        removed = time.perf_counter()
-        for operation, seconds in zip(
-            OPERATIONS, (put_done - start, get_done - put_done, removed - removal), strict=True
-        ):
-            samples[operation].append(seconds / len(keys) * 1e6)
-    # The first round touches fresh memory and fills caches.
-    return {operation: median(times[1:]) for operation, times in samples.items()}
+        for store in stores:
+            one_round(store, keys, values, samples[store.name])
+    return {name: {operation: median(times[operation]) for operation in OPERATIONS} for name, times in samples.items()}
+
+
+def check(store: Store, keys: list[str], values: list[bytes]) -> None:
+    """Every value comes back as it went in. Also the first touch of memory that later rounds use again."""
+    for key, value in zip(keys, values, strict=True):
+        store.put(key, value)
+    if any(store.get(key) != value for key, value in zip(keys, values, strict=True)):
+        raise SystemExit(f"{store.name} returned other bytes than were stored.")
+    if any(store.remove(key) != value for key, value in zip(keys, values, strict=True)):
+        raise SystemExit(f"{store.name} removed other bytes than were stored.")
+    if store.get(keys[0]) is not None:
+        raise SystemExit(f"{store.name} still has what was removed.")
+
+
+def one_round(store: Store, keys: list[str], values: list[bytes], times: Times) -> None:
+    """Put, get and remove every key once."""
+    start = time.perf_counter()
+    for key, value in zip(keys, values, strict=True):
+        store.put(key, value)
+    put_done = time.perf_counter()
+    for key in keys:
+        store.get(key)
+    get_done = time.perf_counter()
+    for key in keys:
+        store.remove(key)
+    spans = (put_done - start, get_done - put_done, time.perf_counter() - get_done)
+    for operation, seconds in zip(OPERATIONS, spans, strict=True):
+        times[operation].append(seconds / len(keys) * 1e6)
 
 
 def main() -> None:
@@ -67,15 +85,15 @@ def main() -> None:
     results = []
     with pool_place(8 * ROUND_BYTES_MAX) as place, redis_store() as redis:
         pega = PegaStore(place)
-        references: list[Store] = [DictStore(), FileStore(place / "files"), *([redis] if redis else [])]
+        stores: list[Store] = [pega, DictStore(), FileStore(place / "files"), *([redis] if redis else [])]
         for size in SIZES:
             note(f"{size_name(size)} ...")
-            ours = measure(pega, size)
-            theirs = {store.name: measure(store, size) for store in references}
+            times = measure(stores, size)
             for operation in OPERATIONS:
-                for name, times in theirs.items():
+                ours = times[pega.name][operation]
+                for store in stores[1:]:
                     label = f"{operation} {size_name(size)}"
-                    results.append(Result(label, ours[operation], "us", name, times[operation]))
+                    results.append(Result(label, ours, "us", store.name, times[store.name][operation]))
         pega.close()
     finish("put_get", results)
 
