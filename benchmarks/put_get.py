@@ -27,12 +27,15 @@ class PegaStore:
     def __init__(self, place: Path) -> None:
         self._engine = PegaEngine(name="bench", shm_dir=str(place), pool_size=6 * ROUND_BYTES_MAX)
         self.put = self._engine.put
-        self.remove = self._engine.remove
         self.close = self._engine.close
 
     def get(self, key: str) -> bytes | None:
         """Fetch."""
-        return cast(bytes | None, self._engine.get(key))
+        return cast("bytes | None", self._engine.get(key))
+
+    def remove(self, key: str) -> bytes | None:
+        """Delete, and return what was there."""
+        return cast("bytes | None", self._engine.remove(key))
 
 
 Times = dict[str, list[float]]
