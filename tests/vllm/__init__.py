@@ -1,0 +1,1 @@
+"""Tests on real vLLM engines on the CPU."""

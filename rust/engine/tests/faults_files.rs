@@ -1,5 +1,5 @@
-//! Files that are not a pool's, or not ours, in the place of a pool's files: refused with a sentence, and never followed,
-//! waited for or mapped. Two processes that create the same pool end up in one.
+//! Files that are not a pool's, or not ours, in the place of a pool's files: refused with a sentence, and never
+//! followed, waited for or mapped. Two processes that create the same pool end up in one.
 #![allow(missing_docs)]
 
 mod common;

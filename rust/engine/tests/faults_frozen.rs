@@ -1,5 +1,5 @@
-//! A process is stopped (SIGSTOP) at every named point, holding whatever it holds there. Its siblings' operations return
-//! in bounded time with a miss or a skipped save; after SIGCONT it finishes, and nothing is lost.
+//! A process is stopped (SIGSTOP) at every named point, holding whatever it holds there. Its siblings' operations
+//! return in bounded time with a miss or a skipped save; after SIGCONT it finishes, and nothing is lost.
 #![allow(missing_docs)]
 
 mod common;

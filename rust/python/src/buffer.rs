@@ -53,7 +53,7 @@ impl<'py> Buffer<'py> {
         if failed {
             let reason = PyErr::fetch(value.py());
             return Err(NativeError::invalid(format!(
-                "a value of type {} is no contiguous bytes ({}): pass str, bytes or another C-contiguous bytes-like object",
+                "a value of type {} is no contiguous bytes ({}): pass str, bytes or a C-contiguous bytes-like object",
                 type_name(value),
                 reason.value(value.py())
             )));

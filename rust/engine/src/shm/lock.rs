@@ -2,8 +2,8 @@
 //!
 //! A lock is one word naming the member that holds it. A waiter tries for a bounded time; if the holder turns out to
 //! be dead it takes the lock over with one compare-and-swap. Nothing needs repair then: every change made under a lock
-//! is a single store (`index.rs`), or is claimed in a row that the reaper finds (`grow.rs`). No futex, no thread ids: the
-//! word means the same in every container.
+//! is a single store (`index.rs`), or is claimed in a row that the reaper finds (`grow.rs`). No futex, no thread ids:
+//! the word means the same in every container.
 
 use std::time::Instant;
 
