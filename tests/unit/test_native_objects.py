@@ -98,7 +98,7 @@ def test_a_buffer_is_let_go_after_put(store: Any) -> None:
 )
 def test_other_values_are_refused_with_what_to_pass(store: Any, value: Any) -> None:
     store.remove("refused")
-    with pytest.raises(InvalidArgument, match="pass str, bytes or another C-contiguous"):
+    with pytest.raises(InvalidArgument, match="pass str, bytes or a C-contiguous"):
         store.put("refused", value)
     assert store.get("refused") is None
 

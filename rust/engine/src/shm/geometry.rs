@@ -40,7 +40,7 @@ impl Geometry {
     pub(crate) fn choose(pool_bytes: u64, segment_bytes: Option<u64>, slots_max: Option<u64>) -> Result<Self> {
         let automatic = (pool_bytes / 16).clamp(1 << 20, SEGMENT_BYTES_DEFAULT).min(pool_bytes);
         let segment_bytes = segment_bytes.unwrap_or(automatic) / PAGE * PAGE;
-        let pool_bytes = if segment_bytes == 0 { 0 } else { pool_bytes / segment_bytes * segment_bytes };
+        let pool_bytes = pool_bytes.checked_div(segment_bytes).map_or(0, |count| count * segment_bytes);
         let slots = slots_max.unwrap_or(pool_bytes / (16 << 10)).clamp(SLOTS_MIN, SLOTS_MAX);
         let geometry = Self { pool_bytes, segment_bytes, slots_max: slots.div_ceil(SLOTS_PER_RANGE) * SLOTS_PER_RANGE };
         geometry.check().map_err(Error::invalid)?;
