@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks._bigpool import CHAINS, PLACE_BYTES, chain_keys, fill, open_pool
 from benchmarks._common import Result, finish, median, note, percentile, pool_place
 from pegaflow import _native
+from pegaflow.errors import PoolBusy
 
 ATTACHES = 15
 CRASHES = 5
@@ -62,10 +63,24 @@ def recover(place: str, answers: "SimpleQueue[Any]") -> None:
             raise SystemExit("The index did not come back.")
         time.sleep(0.001)
     waited = time.perf_counter() - start
-    begin = time.perf_counter()
-    blocks = pool.rebuild_index()
-    answers.put((waited * 1000, (time.perf_counter() - begin) * 1000, blocks))
+    rebuilt, blocks = rebuild(pool)
+    answers.put((waited * 1000, rebuilt * 1000, blocks))
     pool.close()
+
+
+def rebuild(pool: _native.Pool) -> tuple[float, int]:
+    """Seconds of one rebuild, and how many blocks it linked. The background thread may still be at its own."""
+    deadline = time.monotonic() + REBUILD_SECONDS_MAX
+    while True:
+        begin = time.perf_counter()
+        try:
+            blocks = pool.rebuild_index()
+        except PoolBusy:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+            continue
+        return time.perf_counter() - begin, blocks
 
 
 def in_child(work: Callable[[str, "SimpleQueue[Any]"], None], place: Path, *, exit_code: int = 0) -> Any:

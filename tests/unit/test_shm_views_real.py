@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from pegaflow.shm import view_block, view_prefix
 from pegaflow.shm.views import block_view
 from tests.unit.pool_processes import BLOCKS, PART_BYTES, block_bytes, keys, open_namespace, store
 
+EVICTION_SECONDS_MAX = 60.0
+
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[tuple[Any, Any]]:
@@ -21,11 +24,14 @@ def opened(tmp_path: Path) -> Iterator[tuple[Any, Any]]:
     pool.close()
 
 
-def fill_with_others(pool: Any, namespace: Any) -> None:
-    """Reserve so much that everything that may be evicted is."""
-    for batch in range(40):
-        others = [b"other" + (batch * 100 + index).to_bytes(8, "big") for index in range(100)]
-        pool.abort([ref for _, ref in namespace.reserve(others)])
+def evict(pool: Any, namespace: Any, victim: bytes) -> None:
+    """Store other blocks, of which the pool cannot hold all, until ``victim`` has made room for one."""
+    deadline = time.monotonic() + EVICTION_SECONDS_MAX
+    number = 0
+    while namespace.contains([victim]) == b"\1":
+        assert time.monotonic() < deadline, "the block was never evicted"
+        others = [b"other" + (number + index).to_bytes(8, "big") for index in range(100)]
+        number += len(others)
         refs = [ref for _, ref in namespace.reserve(others)]
         pool.mark_written(0, refs)
         pool.publish(refs)
@@ -46,14 +52,12 @@ def test_viewed_block_outlives_eviction_of_all_others(opened: tuple[Any, Any]) -
     assert view is not None
     array = view.numpy()
     view.close()
-    fill_with_others(pool, namespace)
-    assert namespace.contains(keys()) != b"\1" * BLOCKS, "nothing was evicted, so this proves nothing"
+    evict(pool, namespace, keys()[7])
     assert namespace.contains(keys()[5:6]) == b"\1"
     assert array.tobytes() == block_bytes(5)
     del array, view
     gc.collect()
-    fill_with_others(pool, namespace)
-    assert namespace.contains(keys()[5:6]) == b"\0"
+    evict(pool, namespace, keys()[5])
 
 
 def test_view_outlives_the_callers_handle(tmp_path: Path) -> None:
@@ -86,6 +90,6 @@ def test_forked_child_may_read_and_harms_nobody(opened: tuple[Any, Any]) -> None
         os._exit(0 if good else 1)
     _pid, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    fill_with_others(pool, namespace)
+    evict(pool, namespace, keys()[7])
     assert bytes(view.memory) == block_bytes(2)
     view.close()
