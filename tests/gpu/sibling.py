@@ -1,0 +1,68 @@
+"""Another process for the tests: ``python -m tests.gpu.sibling SHM_DIR read|loop|lose``."""
+
+import sys
+
+import torch
+
+from pegaflow import _native
+from tests.gpu.kv import FINGERPRINT, LAYOUTS, Cache, finish, keys, registered, reserve
+
+BLOCKS = 64
+SHAPES = LAYOUTS["flash_attention"]
+IDS = list(range(BLOCKS))
+
+
+def read(shm_dir: str, *, forever: bool) -> None:
+    """Load what the parent stored, and compare it with what the parent made it of."""
+    pool = _native.Pool.open("gpu", shm_dir=shm_dir, create=False)
+    expected, target = Cache(SHAPES, BLOCKS, 1), Cache(SHAPES, BLOCKS, 5)
+    namespace = pool.namespace(FINGERPRINT, 0, [expected.block_bytes])
+    copier = _native.CudaCopier(pool)
+    copier.register(namespace, 0)
+    leased = namespace.lease(keys(BLOCKS))
+    said = False
+    while True:
+        done = finish(copier, copier.load(0, target.layout, leased, IDS))
+        if not done.ok or not torch.equal(target.packed(IDS), expected.packed(IDS)):
+            raise SystemExit(f"other bytes came: {done.failed} {done.error}")
+        if not forever:
+            break
+        if not said:
+            say("copying")
+            said = True
+    pool.release(leased)
+    copier.close()
+    pool.close()
+    say("equal")
+
+
+def lose(shm_dir: str) -> None:
+    """Make the kernel touch memory that is not there; every job has to fail, and nothing else may happen."""
+    pool = _native.Pool.open("lost", shm_dir=shm_dir, pool_bytes=256 << 20, segment_bytes=64 << 20)
+    cache = Cache(SHAPES, BLOCKS, 1)
+    namespace = pool.namespace(FINGERPRINT, 0, [cache.block_bytes])
+    refs = reserve(pool, namespace, keys(16))
+    copier = _native.CudaCopier(pool)
+    registered(copier, namespace)
+    nowhere = _native.KVLayout([(4096 + (index << 20), length, length) for index, (_, length) in enumerate(SHAPES)], 16)
+    for layout in (nowhere, cache.layout):
+        done = finish(copier, copier.save(0, layout, refs, range(16), 0))
+        if done.ok or len(done.failed) != 16 or "700" not in (done.error or "") or copier.healthy():
+            raise SystemExit(f"{done.failed} {done.error} {copier.problem()}")
+    pool.quarantine(refs)
+    copier.close()
+    pool.close()
+    say("lost")
+
+
+def say(word: str) -> None:
+    """Tell the parent."""
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "lose":
+        lose(sys.argv[1])
+    else:
+        read(sys.argv[1], forever=sys.argv[2] == "loop")
