@@ -79,12 +79,14 @@ class MiniEngine:
     def __init__(
         self,
         geometry: Geometry = SINGLE,
-        pool: FakePool | None = None,
+        pool: Any = None,
         *,
         ranks: int = 1,
         blocks: int = 64,
+        native: NativeTypes | None = None,
         **options: Any,
     ) -> None:
+        """``native``: the engine's own types, with ``pool`` one of its pools; by default all of it is faked."""
         self.geometry, self.ranks, self.blocks = geometry, ranks, blocks
         self.pool = pool or FakePool()
         self.block_pool = FakeBlockPool(blocks)
@@ -92,7 +94,8 @@ class MiniEngine:
         self.identity = FakeIdentity()
         self.chunk_tokens = 12
         config = ConnectorConfig(**options)
-        self.store = Store(self.pool, geometry, self.identity, ranks, 1)  # type: ignore[arg-type]
+        self._native = native or NativeTypes(lambda name, shm_dir: self.pool, self._fake_copier, FakeLayout)  # type: ignore[arg-type]
+        self.store = Store(self.pool, geometry, self.identity, ranks, 1)
         self.scheduler = SchedulerHalf(
             config,
             geometry,
@@ -111,14 +114,13 @@ class MiniEngine:
         self.received: dict[str, int] = {}
         self._ids = itertools.count()
 
-    def _make_worker(self, rank: int) -> WorkerHalf:
-        def copier(pool: Any) -> Any:
-            self.copiers.append(FakeCopier(pool))
-            return self.copiers[-1]
+    def _fake_copier(self, pool: Any) -> Any:
+        self.copiers.append(FakeCopier(pool))
+        return self.copiers[-1]
 
-        native = NativeTypes(lambda name, shm_dir: self.pool, copier, FakeLayout)  # type: ignore[arg-type,return-value]
+    def _make_worker(self, rank: int) -> WorkerHalf:
         guard = Guard(self.recorder, lambda reason: None)
-        worker = WorkerHalf((0, rank), "host", native, guard, by_block=len(self.geometry.groups) == 1)
+        worker = WorkerHalf((0, rank), "host", self._native, guard, by_block=len(self.geometry.groups) == 1)
         layouts = {}
         buffers = []
         for group in self.geometry.groups:
@@ -321,8 +323,9 @@ class MiniEngine:
 
     def assert_nothing_held(self) -> None:
         """No lease, no reservation, no pin, no block and no memory of any request is left."""
-        assert self.pool.leased() == 0
-        assert self.pool.reserved() == []
+        if isinstance(self.pool, FakePool):
+            assert self.pool.leased() == 0
+            assert self.pool.reserved() == []
         assert self.block_pool.used() == 0
         assert len(self.scheduler.table) == 0
         assert not self.scheduler.has_pending_saves()

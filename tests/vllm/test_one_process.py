@@ -247,13 +247,13 @@ def test_pool_that_cannot_be_opened_leaves_vllm_serving(
 def test_unseeded_hashes_are_warned_about_and_never_hit_falsely(
     start_process: Callable[..., EngineProcess], models: dict[str, Path], pool: dict[str, Any]
 ) -> None:
-    algorithm = {"prefix_caching_hash_algo": "xxhash_cbor"}
+    process = start_process(PYTHONHASHSEED="")
     outputs = []
     for _ in range(2):
-        process = start_process(PYTHONHASHSEED="")
-        with process.engine(models["llama"], pool, **algorithm) as engine:
+        with process.engine(models["llama"], pool, prefix_caching_hash_algo="xxhash_cbor") as engine:
             outputs.append(engine.generate(PROMPTS[:1]))
-        assert process.log.read_text().count("PYTHONHASHSEED is not set") == 1
-        process.stop()
+            assert engine.ask("reset")
+            assert cached_of(engine.generate(PROMPTS[:1])) == [288]
     assert outputs[0] == outputs[1]
     assert cached_of(outputs[1]) == [0]
+    assert process.log.read_text().count("PYTHONHASHSEED is not set") == 2

@@ -1,0 +1,98 @@
+"""The connector's halves on a real pool, with real copies: the same events, without the fake engine's say."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegaflow import _native
+from pegaflow.connector.copies import NativeTypes
+from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
+
+PROMPT = list(range(40))
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Any]:
+    made = _native.Pool.open("real", shm_dir=str(tmp_path), pool_bytes=1 << 20, segment_bytes=1 << 16)
+    yield made
+    made.close()
+
+
+def engine_on(pool: Any, geometry: Any = SINGLE, **options: Any) -> MiniEngine:
+    def attach(name: str, shm_dir: str) -> Any:
+        return _native.Pool.open(name, shm_dir=shm_dir, create=False)
+
+    engine = MiniEngine(geometry, pool, native=NativeTypes(attach, _native.HostCopier, _native.KVLayout), **options)
+    while not all(space.stats()["slots_free"] for space in (engine.store.namespaces() or {}).values()):
+        pass  # the pool grows in the background; what is computed meanwhile may be saved or not
+    return engine
+
+
+def finish(engine: MiniEngine, damaged: int = 0) -> None:
+    engine.run(100_000)
+    engine.assert_nothing_held()
+    for worker in engine.workers:
+        worker.shutdown()
+    assert sum(space["leases"] for space in json.loads(_native.inspect(engine.pool.path))["namespaces"]) == 0
+    report = json.loads(_native.verify(engine.pool.path))
+    assert len(report["problems"]) == damaged, report["problems"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("geometry", [SINGLE, HYBRID], ids=["single", "hybrid"])
+def test_what_was_saved_is_loaded_to_the_byte(pool: Any, geometry: Any, ranks: int) -> None:
+    # So many blocks that copies may take their time without a limit on pinned blocks being reached.
+    first = engine_on(pool, geometry, ranks=ranks, blocks=400)
+    first.add(PROMPT)
+    finish(first)
+    second = engine_on(pool, geometry, ranks=ranks, blocks=400)
+    request = second.add(PROMPT)
+    finish(second)
+    assert request.hit_tokens == (len(PROMPT) if geometry is SINGLE else 32)
+
+
+def test_damaged_block_is_recomputed(pool: Any) -> None:
+    first = engine_on(pool)
+    request = first.add(PROMPT)
+    finish(first)
+    [ref] = first.store.namespaces()[0].lease(request.block_hashes[4:5])  # type: ignore[index]
+    file, offset, _ = pool.locate(ref, 0)
+    pool.release([ref])
+    with open(file, "r+b") as segment:
+        segment.seek(offset)
+        segment.write(b"damaged")
+    second = engine_on(pool)
+    again = second.add(PROMPT)
+    finish(second, damaged=1)
+    assert again.hit_tokens == 16
+    assert again.num_tokens == len(PROMPT) + 1
+    assert second.recorder.counters["load_failure"] == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_sequence_of_events_leaves_nothing_behind(pool: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    engine = engine_on(pool, rng.choice([SINGLE, HYBRID]), ranks=rng.choice([1, 2]), blocks=rng.choice([64, 160]))
+    prompts = [[family] * rng.randrange(1, 30) + list(range(rng.randrange(1, 60))) for family in range(40)]
+    for _ in range(400):
+        event = rng.random()
+        running = [request for request in engine.requests.values() if request.state == "running"]
+        if event < 0.35 and len(engine.requests) < 4:
+            prompt = rng.choice(prompts)
+            engine.add(prompt[: rng.randrange(1, len(prompt) + 1)], more=rng.randrange(1, 12))
+        elif event < 0.40 and engine.requests:
+            victim = rng.choice(list(engine.requests.values()))
+            if victim.state != "aborted":
+                engine.abort(victim)
+        elif event < 0.45 and running:
+            engine.preempt(rng.choice(running))
+        elif event < 0.46:
+            engine.scheduler.reset()
+        engine.step()
+    finish(engine)
+    assert engine.recorder.counters["save_success"]
+    assert engine.recorder.counters["load_success"]
