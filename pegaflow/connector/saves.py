@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pegaflow.connector.geometry import Geometry, Group
+from pegaflow.connector.geometry import Geometry, Group, GroupKind
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import GroupBlocks, SaveJob, SaveOutcome
 from pegaflow.connector.namespaces import Store
@@ -167,7 +167,7 @@ class Saves:
             and not present[block - start]
             and (group.index, keys[block]) not in self._keys_in_flight
         ]
-        reserved = self._reserve_slots(namespace, keys, wanted[:room]) if room else {}
+        reserved = self._reserve_slots(namespace, group, keys, wanted[:room]) if room else {}
         first_left = next((block for block in wanted if block not in reserved), stop)
         state.saved_blocks[group.index] = first_left
         taken = [(ref, table[block], keys[block]) for block, ref in reserved.items() if block < first_left]
@@ -178,10 +178,13 @@ class Saves:
         return taken
 
     @staticmethod
-    def _reserve_slots(namespace: "Namespace", keys: Sequence[bytes], wanted: Iterable[int]) -> dict[int, int]:
-        """Refs by block, for those that got a slot."""
+    def _reserve_slots(
+        namespace: "Namespace", group: Group, keys: Sequence[bytes], wanted: Iterable[int]
+    ) -> dict[int, int]:
+        """Refs by block, for those that got a slot. A window's blocks are of use without those before them."""
         blocks = list(wanted)
-        parents = [keys[block - 1] if block else None for block in blocks]
+        chained = group.kind is GroupKind.FULL
+        parents = [keys[block - 1] if chained and block else None for block in blocks]
         slots = namespace.reserve([keys[block] for block in blocks], parents=parents)
         return {blocks[index]: ref for index, ref in slots}
 

@@ -184,3 +184,18 @@ fn bad_keys_and_names_are_refused() {
     let absent = OpenOptions { create: false, ..dir.options(MIB, MIB) };
     assert_eq!(Pool::open("absent", &absent).unwrap_err().kind(), ErrorKind::NotFound);
 }
+
+#[test]
+fn a_block_leased_by_itself_does_not_outlive_the_blocks_before_it() {
+    let dir = ShmDir::new("middle");
+    let pool = Pool::open("p", &dir.options(MIB, MIB)).unwrap();
+    let ns = namespace(&pool, &[16384]);
+    store(&pool, ns, 0..32);
+    store(&pool, ns, 100..132);
+    for _ in 0..3 {
+        let leased = pool.lease(ns, &[key(20)], 0, 1).unwrap();
+        pool.release(&leased).unwrap();
+    }
+    assert_eq!(store(&pool, ns, 1000..1043), 43);
+    assert_eq!(pool.lookup(ns, &keys(0..32), 0).unwrap(), 21, "the leased block and all before it, nothing behind it");
+}

@@ -3,6 +3,8 @@
 //! A lookup of a thousand keys would spend more time here than in the pool if each item cost more than a few
 //! nanoseconds, so lists and tuples are read by borrowed references.
 
+use std::ops::Range;
+
 use pegaflow_engine::BlockRef;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -23,36 +25,62 @@ pub(crate) fn collect<'py, T>(
 /// Convert each item, given its index, by a borrowed reference.
 ///
 /// # Safety
-/// `convert` must not use the reference any more once it has run Python code (which takes no more than dropping
-/// another object): that could take the item out of the sequence and free it.
+/// As for [`Items::convert`].
 pub(crate) unsafe fn collect_borrowed<'py, T>(
     sequence: &Bound<'py, PyAny>,
     name: &str,
     convert: impl Fn(usize, Borrowed<'_, 'py, PyAny>) -> Result<T>,
 ) -> Result<Vec<T>> {
-    let list;
-    let (get_item, count): (unsafe extern "C" fn(_, _) -> _, _);
-    let mut items = sequence.as_ptr();
-    if let Ok(given) = sequence.cast::<PyList>() {
-        (get_item, count) = (ffi::PyList_GetItem, given.len());
-    } else if let Ok(given) = sequence.cast::<PyTuple>() {
-        (get_item, count) = (ffi::PyTuple_GetItem, given.len());
-    } else {
-        list = list_of(sequence, name)?;
-        (get_item, count) = (ffi::PyList_GetItem, list.len());
-        items = list.as_ptr();
-    }
-    let mut converted = Vec::with_capacity(count);
-    for index in 0..count {
-        // SAFETY: the function fits the type and checks the index. The sequence keeps the item until Python code runs,
-        // which cannot happen before `convert` lets it: the interpreter's lock is held.
-        let item = unsafe {
-            let item = get_item(items, index as ffi::Py_ssize_t);
-            Borrowed::from_ptr_or_err(sequence.py(), item)?
+    let items = Items::of(sequence, name)?;
+    // SAFETY: as the caller says.
+    unsafe { items.convert(0..items.len(), convert) }
+}
+
+/// A list or tuple, or any other sequence made a list.
+pub(crate) struct Items<'py> {
+    items: Bound<'py, PyAny>,
+    get_item: unsafe extern "C" fn(*mut ffi::PyObject, ffi::Py_ssize_t) -> *mut ffi::PyObject,
+    count: usize,
+}
+
+impl<'py> Items<'py> {
+    pub(crate) fn of(sequence: &Bound<'py, PyAny>, name: &str) -> Result<Self> {
+        if let Ok(given) = sequence.cast::<PyTuple>() {
+            return Ok(Self { items: sequence.clone(), get_item: ffi::PyTuple_GetItem, count: given.len() });
+        }
+        let list = match sequence.cast::<PyList>() {
+            Ok(given) => given.clone(),
+            Err(_) => list_of(sequence, name)?,
         };
-        converted.push(convert(index, item)?);
+        Ok(Self { count: list.len(), items: list.into_any(), get_item: ffi::PyList_GetItem })
     }
-    Ok(converted)
+
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Convert some of the items, given their indices, by borrowed references.
+    ///
+    /// # Safety
+    /// `convert` must not use the reference any more once it has run Python code (which takes no more than dropping
+    /// another object): that could take the item out of the sequence and free it.
+    pub(crate) unsafe fn convert<T>(
+        &self,
+        range: Range<usize>,
+        convert: impl Fn(usize, Borrowed<'_, 'py, PyAny>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut converted = Vec::with_capacity(range.len());
+        for index in range {
+            // SAFETY: the function fits the type and checks the index. The sequence keeps the item until Python code
+            // runs, which cannot happen before `convert` lets it: the interpreter's lock is held.
+            let item = unsafe {
+                let item = (self.get_item)(self.items.as_ptr(), index as ffi::Py_ssize_t);
+                Borrowed::from_ptr_or_err(self.items.py(), item)?
+            };
+            converted.push(convert(index, item)?);
+        }
+        Ok(converted)
+    }
 }
 
 /// Any other sequence as a list.

@@ -1,16 +1,24 @@
 //! Block keys from a Python sequence.
 
+use std::ops::Range;
+
 use pegaflow_engine::Key;
 use pyo3::prelude::*;
 use pyo3::{Borrowed, ffi};
 
 use crate::error::{NativeError, Result};
-use crate::items::{collect_borrowed, type_name};
+use crate::items::{Items, collect_borrowed, type_name};
 
 /// Keys of a sequence of `bytes`.
 pub(crate) fn keys(sequence: &Bound<'_, PyAny>) -> Result<Vec<Key>> {
     // SAFETY: `key` runs no Python code before it is through with the item.
     unsafe { collect_borrowed(sequence, "keys", |index, item| key("keys", index, item)) }
+}
+
+/// Some keys of a sequence of `bytes`.
+pub(crate) fn keys_in(items: &Items<'_>, range: Range<usize>) -> Result<Vec<Key>> {
+    // SAFETY: as above.
+    unsafe { items.convert(range, |index, item| key("keys", index, item)) }
 }
 
 /// Keys of a sequence of `bytes | None`.

@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::{Engine, NativeError, Result};
-use crate::keys::{keys, optional_keys};
+use crate::items::Items;
+use crate::keys::{keys, keys_in, optional_keys};
 use crate::pool::{PoolHandle, counters};
 
 /// Blocks of one model, layout and KV cache group.
@@ -38,12 +39,29 @@ impl Namespace {
     }
 }
 
+/// Keys of a lookup that are converted before the first of them is looked up.
+const LOOKUP_KEYS_FIRST: usize = 64;
+/// Keys of a lookup that are converted at a time after that.
+const LOOKUP_KEYS_MAX: usize = 1024;
+
 #[pymethods]
 impl Namespace {
     #[pyo3(signature = (keys, start=0))]
     fn lookup(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, start: usize) -> Result<usize> {
-        let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
-        py.engine(|| pool.lookup(self.engine, &keys, start.min(keys.len())))
+        let (pool, items) = (self.pool.get()?, Items::of(keys, "keys")?);
+        let (mut run, mut batch) = (0, LOOKUP_KEYS_FIRST);
+        // By batches, so that a miss at once is also known at once, however many keys there are.
+        while start + run < items.len() {
+            let first = start + run;
+            let keys = keys_in(&items, first..items.len().min(first + batch))?;
+            let found = py.engine(|| pool.lookup(self.engine, &keys, 0))?;
+            run += found;
+            if found < keys.len() {
+                break;
+            }
+            batch = LOOKUP_KEYS_MAX;
+        }
+        Ok(run)
     }
 
     fn contains<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> Result<Bound<'py, PyBytes>> {

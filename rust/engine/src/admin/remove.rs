@@ -10,6 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::shm::file::{Place, io_error};
 use crate::shm::names::{CONTROL, parse_segment_file};
 use crate::shm::pool::Pool;
+use crate::sync::Relaxed;
 
 /// Directories being deleted; what a killed remover leaves under this name the next one finishes.
 const REMOVING: &str = "pegaflow-removing-";
@@ -18,13 +19,18 @@ const REMOVING: &str = "pegaflow-removing-";
 pub fn reap(path: &Path) -> Result<usize> {
     let name = pool_name(path)?;
     let shm_dir = path.parent().unwrap_or(Path::new("/")).to_owned();
-    View::open(path)?;
     let options = OpenOptions { shm_dir, create: false, label: "pegaflow gc".into(), ..OpenOptions::default() };
-    let before = View::open(path)?.processes().iter().filter(|process| !process.alive).count();
+    let view = View::open(path)?;
+    let dead = || view.processes().iter().filter(|process| !process.alive).count();
+    let (before, last_used) = (dead(), view.control.header().last_used_unix_s.load(Relaxed));
     let pool = Pool::open(&name, &options)?;
     pool.reap()?;
-    let after = View::open(path)?.processes().iter().filter(|process| !process.alive).count();
-    Ok(before.saturating_sub(after))
+    drop(pool);
+    if living(path) == 0 {
+        // Cleaning up is no use of the pool: its idle time goes on.
+        view.control.header().last_used_unix_s.store(last_used, Relaxed);
+    }
+    Ok(before.saturating_sub(dead()))
 }
 
 /// Delete the pool in directory `path`; refuses while a living process uses it unless `force`.

@@ -6,45 +6,42 @@
 
 use crate::key::BlockRef;
 use crate::shm::core::Core;
-use crate::shm::state::sealed_word;
-use crate::sync::{Acquire, Relaxed, SeqCst};
+use crate::sync::{Acquire, SeqCst};
 
 impl Core {
-    /// Give a chain (head first; all pinned by the caller) new stamps.
+    /// Give a chain (head first; all pinned by the caller) new stamps, and the blocks before it higher ones.
     pub(crate) fn stamp_chain(&self, chain: &[BlockRef]) {
-        if chain.is_empty() {
-            return;
-        }
-        let count = chain.len() as u64;
+        let Some(first) = chain.first() else { return };
+        let before = self.pin_blocks_before(*first);
+        let count = (before.len() + chain.len()) as u64;
         let newest = self.control.header().clock.fetch_add(count, SeqCst) + count;
-        for (position, block) in chain.iter().enumerate() {
+        for (position, block) in before.iter().rev().chain(chain).enumerate() {
             self.control.stamp(block.slot()).fetch_max(newest - position as u64, SeqCst);
         }
-    }
-
-    /// Refresh the chain that ends in `tail` by following the headers' parent links. `tail` is pinned by the caller;
-    /// the others are pinned meanwhile.
-    pub(crate) fn refresh_chain_of(&self, tail: BlockRef) {
-        let mut chain = vec![tail];
-        let mut block = tail;
-        for _ in 0..self.control.geometry().slots_max {
-            let Some(header) = self.control.slot(block.slot()) else { break };
-            let parent = BlockRef(header.parent.load(Relaxed));
-            let sealed =
-                |header: &crate::shm::rows::SlotHeader| header.state.load(Acquire) == sealed_word(parent.generation());
-            if parent.0 == 0 || !self.control.slot(parent.slot()).is_some_and(sealed) || !self.pin(parent) {
-                break;
-            }
-            chain.push(parent);
-            block = parent;
-        }
-        chain.reverse();
-        self.stamp_chain(&chain);
-        for block in &chain[..chain.len() - 1] {
-            if let Err(error) = self.unpin(*block) {
+        for block in before {
+            if let Err(error) = self.unpin(block) {
                 log::error!("pegaflow: {error}");
             }
         }
+    }
+
+    /// Refresh the chain that ends in `tail`, which is pinned by the caller.
+    pub(crate) fn refresh_chain_of(&self, tail: BlockRef) {
+        self.stamp_chain(&[tail]);
+    }
+
+    /// Pin the blocks before `block` in its chain, by the headers' parent links; the nearest comes first.
+    fn pin_blocks_before(&self, mut block: BlockRef) -> Vec<BlockRef> {
+        let mut before = Vec::new();
+        while (before.len() as u64) < self.control.geometry().slots_max {
+            let Some(header) = self.control.slot(block.slot()) else { break };
+            block = BlockRef(header.parent.load(Acquire));
+            if block.0 == 0 || !self.pin(block) {
+                break;
+            }
+            before.push(block);
+        }
+        before
     }
 
     /// Stamp of a new block: newest of all without a parent, else just below its parent.
