@@ -21,6 +21,7 @@ class FakeSlot:
     namespace: "FakeNamespace"
     key: bytes
     epoch: int
+    parent: bytes | None = None
     state: str = "reserved"
     parts: dict[int, bytes] = field(default_factory=dict)
 
@@ -72,7 +73,8 @@ class FakePool:
                 continue
             space = slot.namespace
             whole = len(slot.parts) == len(space.part_bytes) and slot.epoch == space.epoch
-            if whole and space.find(slot.key) is None:
+            rooted = slot.parent is None or space.find(slot.parent) is not None
+            if whole and rooted and space.find(slot.key) is None:
                 slot.state = "sealed"
                 visible += 1
             else:
@@ -158,6 +160,8 @@ class FakeNamespace:
             ref = self.pool.take_slot(self, key)
             if ref is None:
                 break
+            default = keys[index - 1] if index else None
+            self.pool.slots[ref].parent = parents[index] if parents is not None else default
             slots.append((index, ref))
         return slots
 
@@ -200,6 +204,8 @@ class FakeCopier:
     def __init__(self, pool: FakePool, jobs_max: int = 64) -> None:
         self.pool, self.jobs_max, self.threads = pool, jobs_max, 1
         self.held = False
+        self.newest_first = False
+        """Copies one job per poll, the last one queued."""
         self.failing_loads: set[int] = set()
         """Indices of refs that every load fails on."""
         self.closed = False
@@ -216,6 +222,10 @@ class FakeCopier:
         if self.held:
             return []
         jobs, self.queued = self.queued, {}
+        if self.newest_first and jobs:
+            newest = max(jobs)
+            self.queued = {job: what for job, what in jobs.items() if job != newest}
+            jobs = {newest: jobs[newest]}
         return [self._copy(job, *what) for job, what in jobs.items()]
 
     def wait(self, timeout_ms: int) -> list[FakeDone]:

@@ -55,9 +55,9 @@ class Geometry:
                 return f"KV cache group {group.index} ({group.spec_name}) is of a kind that PegaFlow cannot restore yet"
         return None
 
-    def block_tokens(self, index: int) -> int:
-        """Tokens per block of the group with vLLM's number ``index``."""
-        return next(group.block_tokens for group in self.groups if group.index == index)
+    def group(self, index: int) -> Group:
+        """The group with vLLM's number ``index``."""
+        return next(group for group in self.groups if group.index == index)
 
     def hit_tokens_max(self, tokens: int) -> int:
         """Most tokens that a hit on a sequence of ``tokens`` tokens may cover."""

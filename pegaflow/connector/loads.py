@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pegaflow.connector.geometry import Geometry
+from pegaflow.connector.geometry import Geometry, GroupKind
 from pegaflow.connector.log import logger
 from pegaflow.connector.matching import Match, Need, find_match, needs_of
 from pegaflow.connector.metadata import GroupBlocks, LoadJob, LoadOutcome
@@ -164,12 +164,17 @@ class Loads:
     ) -> dict[Need, list[int]] | None:
         leases: dict[Need, list[int]] = {}
         for need in match.needs:
-            refs = namespaces[need.group].lease(keys[need.group], need.start, need.stop)
+            refs = self._lease_blocks(namespaces[need.group], keys[need.group], need)
             leases[need] = refs
             if len(refs) < need.stop - need.start:
                 self._release([ref for held in leases.values() for ref in held])
                 return None
         return leases
+
+    def _lease_blocks(self, namespace: "Namespace", keys: Sequence[bytes], need: Need) -> list[int]:
+        if self._geometry.group(need.group).kind is GroupKind.WINDOW:
+            return namespace.lease(keys[need.start : need.stop])  # what left the window need not be kept fresh
+        return namespace.lease(keys, need.start, need.stop)
 
     def _blocks_to_load(
         self, offer: Offer, tables: Sequence[Sequence[int]], external_tokens: int
@@ -181,7 +186,7 @@ class Loads:
         needs = needs_of(self._geometry, offer.computed_tokens, hit_tokens)
         for need, table in zip(needs, tables, strict=True):
             held, refs = leased[need.group]
-            stop = -(-hit_tokens // self._geometry.block_tokens(need.group))
+            stop = -(-hit_tokens // self._geometry.group(need.group).block_tokens)
             if need.start < held.start or stop > held.stop or stop > len(table):
                 return None
             pairs = [

@@ -1,12 +1,13 @@
 """Saves, as the scheduler sees them: which full blocks are worth copying, and what became of them.
 
 A block is reserved in the pool and pinned in vLLM's block pool, copied by all ranks after the forward pass that filled
-it, and published when the last rank has reported. Nobody can see it before.
+it, and published when the last rank has reported. Nobody can see it before. The pool takes no block whose predecessor
+it does not have, so a job that ends early waits for the job that holds the beginning of its chain.
 """
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ class _Job:
     keys: list[tuple[int, bytes]]
     pins: list[Any]
     ranks_left: int
+    waits_for: set[int]
+    """Jobs that save the blocks before ours."""
     started: float
     failed: set[int] = field(default_factory=set)
     seconds: float = 0.0
@@ -51,7 +54,7 @@ class Saves:
         self._overdue_seconds = overdue_seconds
         self._jobs: dict[int, _Job] = {}
         self._ids = itertools.count(1)
-        self._keys_in_flight: set[tuple[int, bytes]] = set()
+        self._keys_in_flight: dict[tuple[int, bytes], int] = {}
         self._late: list[SaveJob] = []
 
     @property
@@ -80,14 +83,16 @@ class Saves:
             return None
         blocks: list[GroupBlocks] = []
         keys: list[tuple[int, bytes]] = []
+        waits_for: set[int] = set()
         room = self._pins.room
         for position, group in enumerate(self._geometry.groups):
             chosen = self._reserve(namespaces[group.index], group, state, tables[position], computed_tokens, room)
             if chosen:
                 room -= len(chosen)
-                refs, ids, group_keys_chosen = zip(*chosen, strict=True)
+                refs, ids, chosen_keys, parents = zip(*chosen, strict=True)
                 blocks.append((group.index, refs, ids))
-                keys += [(group.index, key) for key in group_keys_chosen]
+                keys += [(group.index, key) for key in chosen_keys]
+                waits_for |= {self._keys_in_flight.get((group.index, parent), 0) for parent in parents if parent}
         if not blocks:
             return None
         refs_all = [ref for _, refs, _ in blocks for ref in refs]
@@ -98,8 +103,8 @@ class Saves:
             if not pinned and self._store.pool is not None:
                 self._store.pool.abort(refs_all)
         job_id = next(self._ids)
-        self._jobs[job_id] = _Job(refs_all, keys, pinned, self._ranks, time.monotonic())
-        self._keys_in_flight.update(keys)
+        self._jobs[job_id] = _Job(refs_all, keys, pinned, self._ranks, waits_for, time.monotonic())
+        self._keys_in_flight.update(dict.fromkeys(keys, job_id))
         return SaveJob(job_id, tuple(blocks))
 
     def plan_late(self, state: RequestState, tables: Tables, computed_tokens: int) -> None:
@@ -114,7 +119,7 @@ class Saves:
         return jobs
 
     def reported(self, job_id: int, outcome: SaveOutcome) -> None:
-        """Take the report of some ranks; a job that all ranks reported is published and unpinned."""
+        """Take the report of some ranks; jobs that all ranks reported are published in order and unpinned."""
         job = self._jobs.get(job_id)
         if job is None:
             return
@@ -122,7 +127,7 @@ class Saves:
         job.failed |= outcome.failed
         job.seconds = max(job.seconds, outcome.seconds)
         if job.ranks_left <= 0:
-            self._complete(self._jobs.pop(job_id))
+            self._complete_ready()
 
     def watch(self) -> None:
         """Give up jobs that take too long: their slots go into quarantine, their pins are released.
@@ -135,6 +140,7 @@ class Saves:
             logger.error("PegaFlow: a save has not ended after %.0f s and is given up.", self._overdue_seconds)
             self._recorder.count("save_failure")
             self._abandon(job)
+            self._complete_ready()
 
     def abandon_all(self) -> None:
         """The engine stops: what is not finished will not be. Workers may still be copying."""
@@ -151,8 +157,8 @@ class Saves:
         table: Sequence[int],
         computed_tokens: int,
         room: int,
-    ) -> list[tuple[int, int, bytes]]:
-        """``(ref, block id, key)`` of each block of one group that is to be copied."""
+    ) -> list[tuple[int, int, bytes, bytes | None]]:
+        """``(ref, block id, key, key of the block before it)`` of each block of one group that is to be copied."""
         confirmed = computed_tokens - 1 if self._geometry.lookahead else computed_tokens
         keys = group_keys(state.request.block_hashes, group.hashes_per_block)
         start = state.saved_blocks.get(group.index, 0)
@@ -167,10 +173,15 @@ class Saves:
             and not present[block - start]
             and (group.index, keys[block]) not in self._keys_in_flight
         ]
-        reserved = self._reserve_slots(namespace, group, keys, wanted[:room]) if room else {}
+        # A window's blocks are of use without those before them, which may have left the window unsaved.
+        chained = group.kind is GroupKind.FULL
+        parents = {block: keys[block - 1] if chained and block else None for block in wanted}
+        reserved = self._reserve_slots(namespace, keys, wanted[:room], parents) if room else {}
         first_left = next((block for block in wanted if block not in reserved), stop)
         state.saved_blocks[group.index] = first_left
-        taken = [(ref, table[block], keys[block]) for block, ref in reserved.items() if block < first_left]
+        taken = [
+            (ref, table[block], keys[block], parents[block]) for block, ref in reserved.items() if block < first_left
+        ]
         surplus = [ref for block, ref in reserved.items() if block >= first_left]
         if surplus and self._store.pool is not None:
             self._store.pool.abort(surplus)
@@ -179,17 +190,25 @@ class Saves:
 
     @staticmethod
     def _reserve_slots(
-        namespace: "Namespace", group: Group, keys: Sequence[bytes], wanted: Iterable[int]
+        namespace: "Namespace", keys: Sequence[bytes], blocks: Sequence[int], parents: Mapping[int, bytes | None]
     ) -> dict[int, int]:
-        """Refs by block, for those that got a slot. A window's blocks are of use without those before them."""
-        blocks = list(wanted)
-        chained = group.kind is GroupKind.FULL
-        parents = [keys[block - 1] if chained and block else None for block in blocks]
-        slots = namespace.reserve([keys[block] for block in blocks], parents=parents)
+        """Refs by block, for those that got a slot."""
+        slots = namespace.reserve([keys[block] for block in blocks], parents=[parents[block] for block in blocks])
         return {blocks[index]: ref for index, ref in slots}
 
+    def _complete_ready(self) -> None:
+        """Complete the jobs that all ranks reported and that wait for no other."""
+        for job_id, job in list(self._jobs.items()):
+            if job.ranks_left <= 0 and job.waits_for.isdisjoint(self._jobs):
+                del self._jobs[job_id]
+                self._complete(job)
+
+    def _forget_keys(self, job: _Job) -> None:
+        for key in job.keys:
+            self._keys_in_flight.pop(key, None)
+
     def _complete(self, job: _Job) -> None:
-        self._keys_in_flight.difference_update(job.keys)
+        self._forget_keys(job)
         pool = self._store.pool
         try:
             if pool is not None:
@@ -205,7 +224,7 @@ class Saves:
             self._pins.unpin(job.pins)
 
     def _abandon(self, job: _Job) -> None:
-        self._keys_in_flight.difference_update(job.keys)
+        self._forget_keys(job)
         try:
             if self._store.pool is not None:
                 self._store.pool.quarantine(job.refs)

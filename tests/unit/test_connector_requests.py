@@ -8,7 +8,7 @@ import pytest
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.metadata import LoadOutcome, RankReport, SaveOutcome
 from pegaflow.errors import PoolClosed
-from tests.unit.mini_engine import HASH_TOKENS, HYBRID, SINGLE, MiniEngine, full_group, window_group
+from tests.unit.mini_engine import HASH_TOKENS, HYBRID, SINGLE, MiniEngine, MiniRequest, full_group, window_group
 
 PROMPT = list(range(40))
 GEOMETRIES = {
@@ -244,6 +244,42 @@ def test_slow_rank_holds_back_publishing() -> None:
     assert engine.store.namespaces()[0].contains(engine.add(PROMPT[:4]).block_hashes) == b"\0"  # type: ignore[index]
     engine.copiers[1].held = False
     engine.run()
+    engine.assert_nothing_held()
+
+
+def test_jobs_that_end_out_of_order_are_published_in_order() -> None:
+    engine = MiniEngine(blocks=400, ranks=2)
+    warm(engine, [99] * 8)
+    for copier in engine.copiers:
+        copier.held = copier.newest_first = True
+    engine.add(PROMPT, more=3)
+    engine.add([*PROMPT[:20], *range(100, 130)], more=3)
+    for _ in range(3):
+        engine.step()
+    for copier in engine.copiers:
+        copier.held = False
+    engine.run()
+    engine.assert_nothing_held()
+    for copier in engine.copiers:
+        copier.newest_first = False
+    again = [engine.add(PROMPT), engine.add([*PROMPT[:20], *range(100, 130)])]
+    engine.run()
+    assert [request.hit_tokens for request in again] == [40, 48]
+
+
+def test_window_blocks_are_saved_without_those_that_left_the_window() -> None:
+    engine = MiniEngine(Geometry((window_group(0, 2),)))
+    warm(engine)
+    longer = MiniRequest("keys", [*PROMPT, *range(200, 220), 1], 0)
+    for ref, slot in list(engine.pool.slots.items()):
+        if slot.key in longer.block_hashes[:8]:
+            del engine.pool.slots[ref]  # only the last two blocks of the first prompt are left
+    request = engine.add(longer.tokens)
+    engine.run()
+    assert request.hit_tokens == 40
+    again = engine.add(longer.tokens)
+    engine.run()
+    assert again.hit_tokens == 60
     engine.assert_nothing_held()
 
 
