@@ -28,11 +28,11 @@ def die_in_remove(name: str, shm_dir: str, point: str) -> None:
         engine.remove(KEY)
 
 
-def stop_in_put(name: str, shm_dir: str) -> None:
-    """Stop (until SIGCONT) while putting ``KEY``, holding a lock of the index."""
+def stop_in_put(name: str, shm_dir: str, point: str) -> None:
+    """Stop (until SIGCONT) at a crash point while putting ``KEY``."""
     with PegaEngine(name=name, shm_dir=shm_dir) as engine:
-        _native.crash_point_arm("publish.linked", "stop")
-        engine.put(KEY, SMALL)
+        _native.crash_point_arm(point, "stop")
+        engine.put(KEY, OLD)
 
 
 def check_sound(engine: PegaEngine) -> None:

@@ -3,13 +3,14 @@
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from pegaflow import ForkedProcess, PegaEngine, PoolBusy
-from tests.multiprocess.engine_crash import KEY, SMALL, bytes_held, check_sound
+from tests.multiprocess.engine_crash import KEY, OLD, bytes_held, check_sound
 from tests.multiprocess.engine_processes import KEYS, finish, is_whole, make_value, start
 
 MIB = 1 << 20
@@ -128,8 +129,7 @@ def use_in_child(engine: PegaEngine, name: str | None, shm_dir: Path) -> int:
 
 def test_a_process_stopped_in_a_put_costs_a_bounded_wait_for_its_key_alone(tmp_path: Path) -> None:
     with PegaEngine(name="shared", shm_dir=tmp_path, pool_size=64 * MIB) as engine:
-        process = start("call", "tests.multiprocess.engine_crash", "stop_in_put", "shared", str(tmp_path))
-        wait_until_stopped(process.pid)
+        process = start_stopping("publish.linked", tmp_path)
         started = time.monotonic()
         with pytest.raises(PoolBusy, match="is it stopped"):
             engine.get(KEY)
@@ -140,9 +140,30 @@ def test_a_process_stopped_in_a_put_costs_a_bounded_wait_for_its_key_alone(tmp_p
         others = time.monotonic() - waited
         os.kill(process.pid, signal.SIGCONT)
         finish(process)
-        assert engine.get(KEY) == SMALL
+        assert engine.get(KEY) == OLD
         assert waited - started < BUSY_SECONDS_MAX
         assert others < 1
+
+
+def test_a_process_stopped_while_it_makes_the_pool_grow_is_not_waited_for(tmp_path: Path) -> None:
+    with PegaEngine(name="shared", shm_dir=tmp_path, pool_size=64 * MIB) as engine:
+        engine.put("small", "value")
+        process = start_stopping("grow.claimed", tmp_path)
+        started = time.monotonic()
+        engine.put("needs the slots that the other one makes", bytes(30_000))
+        assert time.monotonic() - started < BUSY_SECONDS_MAX
+        os.kill(process.pid, signal.SIGCONT)
+        finish(process)
+        assert engine.get(KEY) == OLD
+        assert engine.get("needs the slots that the other one makes") == bytes(30_000)
+        check_sound(engine)
+
+
+def start_stopping(point: str, shm_dir: Path) -> "subprocess.Popen[str]":
+    """A process that puts ``KEY`` and has stopped at a crash point on its way."""
+    process = start("call", "tests.multiprocess.engine_crash", "stop_in_put", "shared", str(shm_dir), point)
+    wait_until_stopped(process.pid)
+    return process
 
 
 def wait_until_stopped(pid: int) -> None:

@@ -7,6 +7,7 @@ use std::sync::PoisonError;
 
 use crate::limits::{EVICT_BATCH_MAX, EVICT_BATCH_MIN, EVICT_SCANS_MAX};
 use crate::shm::extent::{Extent, ExtentState};
+use crate::shm::free::TakenSlot;
 use crate::shm::state::{SlotState, State};
 use crate::sync::{Acquire, Relaxed, SeqCst};
 
@@ -16,35 +17,57 @@ use super::store::Inner;
 /// Extents of other classes that are tried per scan; the others are leased or being written.
 const EXTENTS_TRIED_MAX: usize = 4;
 
+/// Members of a victim among which one of the wanted class is looked for: the larger ones come first.
+const MEMBERS_LOOKED_AT_MAX: usize = 1100;
+
 /// Heads with their stamps, youngest first so that the oldest is popped.
 pub(super) type Candidates = Vec<(u64, u32)>;
 
 impl Inner {
-    /// Evict until a slot of `class` may be free. `false` if nothing can go now.
-    pub(super) fn evict_for(&self, class: usize) -> bool {
+    /// Evict until a slot of `class` may be free. Returns whether one may be, and the slot itself if it was got at once.
+    pub(super) fn evict_for(&self, class: usize) -> (bool, Option<TakenSlot>) {
         let core = self.core();
         let mut candidates = self.candidates[class].lock().unwrap_or_else(PoisonError::into_inner);
         for scan in 0..=EVICT_SCANS_MAX {
             while let Some((stamp, slot)) = candidates.pop() {
                 if let Some(freeing) = core.evict_one(slot, stamp) {
-                    core.give_back(slot, freeing);
                     self.stats.evicted.add(1);
-                    return true;
+                    self.search_where_it_was(slot, class);
+                    if class == HEAD {
+                        return (true, core.recycle(slot, freeing));
+                    }
+                    core.give_back(slot, freeing);
+                    return (true, None);
                 }
             }
             if scan == EVICT_SCANS_MAX {
                 break;
             }
             if core.retire_empty(self.classes.namespace(class)) > 0 {
-                return true;
+                return (true, None);
             }
             *candidates = self.scan(class);
             let oldest = candidates.last().map_or(u64::MAX, |(stamp, _)| *stamp);
             if self.retire_older(class, oldest) {
-                return true;
+                return (true, None);
             }
         }
-        false
+        (false, None)
+    }
+
+    /// Have the search for a slot of `class` begin where a value that is about to be freed has one.
+    fn search_where_it_was(&self, head: u32, class: usize) {
+        let control = &self.core().control;
+        let ns = self.classes.namespace(class);
+        let mut slot = head;
+        for _ in 0..MEMBERS_LOOKED_AT_MAX {
+            let Some(header) = control.slot(slot) else { return };
+            if header.tag.load(Relaxed) >> 16 == ns.id() {
+                return self.core().search_from(ns, slot);
+            }
+            let Some(next) = header.member_next.load(Acquire).checked_sub(1) else { return };
+            slot = next;
+        }
     }
 
     /// The oldest values that have a slot of `class`.

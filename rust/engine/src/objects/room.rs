@@ -4,6 +4,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::shm::free::TakenSlot;
 use crate::shm::grow::Grown;
+use crate::sync::{Acquire, Relaxed};
 
 use super::classes::{CLASSES, HEAD};
 use super::patience::Patience;
@@ -11,14 +12,17 @@ use super::put::Reservation;
 use super::store::Inner;
 
 /// Rounds of making room for one slot; others may be faster in taking what was made.
-const ROUNDS_MAX: usize = 1000;
+const ROUNDS_MAX: usize = 1 << 14;
+
+/// Waits for another process's growth between two looks whether it is dead; about 10 ms.
+const TRIES_PER_REAP: u32 = 64;
 
 /// The search for the slots of one value.
 #[derive(Default)]
 struct Search {
     patience: Patience,
     /// Why the pool could not grow, if it is not simply full.
-    no_memory: Option<Error>,
+    no_growth: Option<Error>,
 }
 
 impl Inner {
@@ -69,8 +73,16 @@ impl Inner {
             if let Some(taken) = self.take_free(class) {
                 return Ok(Some(taken));
             }
-            if !self.make_room(class, search)? {
-                return Ok(None);
+            if self.grow(class, search)? {
+                continue;
+            }
+            let (room, taken) = if self.evict {
+                self.evict_for(class)
+            } else {
+                (self.core().retire_empty(self.classes.namespace(class)) > 0, None)
+            };
+            if taken.is_some() || !room {
+                return Ok(taken);
             }
         }
         Ok(None)
@@ -81,32 +93,41 @@ impl Inner {
         self.core().take_free(ns, &self.core().extents(ns))
     }
 
-    /// Have a slot of the class go free. `false`: nothing can be done.
-    fn make_room(&self, class: usize, search: &mut Search) -> Result<bool> {
+    /// Add an extent to the class, or wait a little while another process does. `false`: there will be none.
+    fn grow(&self, class: usize, search: &mut Search) -> Result<bool> {
         let core = self.core();
         let ns = self.classes.namespace(class);
-        match core.grow(ns) {
+        let version = core.control.header().extents_version.load(Acquire);
+        if self.at_capacity[class].load(Relaxed) == version || (self.evict && !core.may_grow(ns)) {
+            return Ok(false);
+        }
+        let in_the_way = match core.grow(ns) {
             Ok(Grown::Yes) => return Ok(true),
-            Ok(Grown::InProgress) => {
-                if search.patience.tries() % 64 == 63 {
-                    // It may be dead.
-                    core.reap();
+            Ok(Grown::AtCapacity) => {
+                self.at_capacity[class].store(version, Relaxed);
+                return Ok(false);
+            }
+            Err(error) if error.kind() == ErrorKind::ShmFull => {
+                if self.evict {
+                    core.pause_growth();
                 }
-                search.patience.wait()?;
-                return Ok(true);
+                search.no_growth = Some(error);
+                return Ok(false);
             }
-            Ok(Grown::AtCapacity) => {}
-            Err(error) if error.kind() == ErrorKind::Busy => {
-                search.patience.wait()?;
-                return Ok(true);
-            }
-            Err(error) if error.kind() == ErrorKind::ShmFull => search.no_memory = Some(error),
+            Ok(Grown::InProgress) => None,
+            Err(error) if error.kind() == ErrorKind::Busy => Some(error),
             Err(error) => return Err(error),
+        };
+        if search.patience.tries().is_multiple_of(TRIES_PER_REAP) {
+            // Whoever is in the way may be dead.
+            core.reap();
         }
-        if self.evict {
-            return Ok(self.evict_for(class));
+        if let Err(error) = search.patience.wait() {
+            // It may be stopped: do with what there is.
+            search.no_growth = Some(in_the_way.unwrap_or(error));
+            return Ok(false);
         }
-        Ok(core.retire_empty(ns) > 0)
+        Ok(true)
     }
 
     /// What no pool of this size can ever hold is refused before anything is evicted for it.
@@ -127,7 +148,7 @@ impl Inner {
     }
 
     fn full(&self, total_bytes: usize, search: Search) -> Error {
-        search.no_memory.unwrap_or_else(|| {
+        search.no_growth.unwrap_or_else(|| {
             let advice = if self.evict { "what is left is in use" } else { "evict=True drops the oldest values" };
             Error::new(
                 ErrorKind::Full,

@@ -14,6 +14,7 @@ use crate::shm::core::Core;
 use crate::shm::file::free_bytes;
 use crate::shm::pool::Pool;
 use crate::shm::stats::Counter;
+use crate::sync::AtomicU64;
 
 use super::classes::{CLASSES, Classes};
 use super::evict::Candidates;
@@ -54,6 +55,8 @@ pub(super) struct Inner {
     pub(super) evict: bool,
     pub(super) checksum: bool,
     pub(super) candidates: [Mutex<Candidates>; CLASSES],
+    /// Version of the pool's extents at which a class could not grow any more.
+    pub(super) at_capacity: [AtomicU64; CLASSES],
     pub(super) stats: Stats,
     threads: Mutex<Option<Arc<CopyThreads>>>,
 }
@@ -80,6 +83,7 @@ impl ObjectStore {
             evict: options.evict,
             checksum: options.checksum,
             candidates: Default::default(),
+            at_capacity: [const { AtomicU64::new(u64::MAX) }; CLASSES],
             stats: Stats::default(),
             threads: Mutex::default(),
         };

@@ -146,7 +146,7 @@ impl Core {
     }
 
     /// FREEING by this process to RESERVED by it, at the next generation, without going through FREE.
-    fn recycle(&self, slot: u32, freeing: SlotState) -> Option<TakenSlot> {
+    pub(crate) fn recycle(&self, slot: u32, freeing: SlotState) -> Option<TakenSlot> {
         let header = self.control.slot_unchecked(slot);
         if header.member_next.load(Acquire) != 0 {
             self.give_back(slot, freeing);

@@ -1,5 +1,6 @@
 //! Free slots: found by a bitmap of hints, taken by compare-and-swap on the header, which is the truth.
 
+use std::ops::Range;
 use std::sync::PoisonError;
 
 use crate::limits::SLOTS_PER_RANGE;
@@ -38,17 +39,28 @@ impl Core {
         if cursor.empty_at == Some(frees) && cursor.empty_version == extents.version {
             return None;
         }
-        for (extent, word) in words_from(extents, cursor.word) {
-            if let Some(taken) = self.take_from_word(extent, word) {
-                cursor.word = word;
-                cursor.empty_at = None;
-                cursor.taken += 1;
-                return Some(taken);
+        let hints = self.control.free_words();
+        for (extent, words) in words_from(extents, cursor.word) {
+            for word in words {
+                if hints[word].load(Relaxed) != 0
+                    && let Some(taken) = self.take_from_word(extent, word)
+                {
+                    cursor.word = word;
+                    cursor.empty_at = None;
+                    cursor.taken += 1;
+                    return Some(taken);
+                }
             }
         }
         cursor.empty_at = Some(frees);
         cursor.empty_version = extents.version;
         None
+    }
+
+    /// Have the next search of the namespace begin at a slot that this process is about to free.
+    pub(crate) fn search_from(&self, ns: Namespace, slot: u32) {
+        let mut cursors = self.free_cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        cursors.entry(ns.0).or_default().word = slot as usize / SLOTS_PER_RANGE as usize;
     }
 
     /// Whether this process took enough since the last call to look again how much is left.
@@ -150,12 +162,12 @@ impl Core {
 pub(crate) type TakenSlot = (u32, SlotState);
 
 /// Words of the hints of these extents, once around, from the word `start` on if it is one of theirs.
-fn words_from(extents: &[Extent], start: usize) -> impl Iterator<Item = (&Extent, usize)> {
+fn words_from(extents: &[Extent], start: usize) -> impl Iterator<Item = (&Extent, Range<usize>)> {
     let count = extents.len();
     let first = extents.iter().position(|extent| extent.ranges().contains(&start));
     let (first, start) = first.map_or((0, 0), |first| (first, start));
     // The extent in the middle of which the circle begins comes twice.
-    (0..if count == 0 { 0 } else { count + 1 }).flat_map(move |turn| {
+    (0..if count == 0 { 0 } else { count + 1 }).map(move |turn| {
         let extent = &extents[(first + turn) % count];
         let ranges = extent.ranges();
         let middle = start.clamp(ranges.start, ranges.end);
@@ -164,7 +176,7 @@ fn words_from(extents: &[Extent], start: usize) -> impl Iterator<Item = (&Extent
             last if last == count => ranges.start..middle,
             _ => ranges,
         };
-        words.map(move |word| (extent, word))
+        (extent, words)
     })
 }
 
@@ -190,7 +202,7 @@ mod tests {
             }
         };
         let extents = [extent(640, 192), extent(0, 100)];
-        let words = |start| words_from(&extents, start).map(|(_, word)| word).collect::<Vec<_>>();
+        let words = |start| words_from(&extents, start).flat_map(|(_, words)| words).collect::<Vec<_>>();
         assert_eq!(words(11), [11, 12, 0, 1, 10]);
         assert_eq!(words(0), [0, 1, 10, 11, 12]);
         assert_eq!(words(5), [10, 11, 12, 0, 1], "a word of nobody");
