@@ -24,7 +24,7 @@ const MEMBERS_LOOKED_AT_MAX: usize = 1100;
 pub(super) type Candidates = Vec<(u64, u32)>;
 
 impl Inner {
-    /// Evict until a slot of `class` may be free. Returns whether one may be, and the slot itself if it was got at once.
+    /// Evict until a slot of `class` may be free. Returns whether one may be, and the slot if it was got at once.
     pub(super) fn evict_for(&self, class: usize) -> (bool, Option<TakenSlot>) {
         let core = self.core();
         let mut candidates = self.candidates[class].lock().unwrap_or_else(PoisonError::into_inner);
