@@ -12,7 +12,7 @@ ONLY ?=
 # More arguments for pytest: make test ARGS="-k lease -x"
 ARGS ?=
 
-RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust -name '*.rs' -not -path '*/tests/*')
+RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust \( -name '*.rs' -o -name '*.ptx' \) -not -path '*/tests/*')
 BENCHES := $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py))
 PYTHON_SOURCES := pegaflow $(wildcard demo tools tests benchmarks)
 
