@@ -49,6 +49,7 @@ impl Core {
             log::info!("pegaflow: cleaned up after dead processes of pool {}", self.name);
         }
         self.end_quarantines();
+        self.drop_orphans();
         if header.rebuild_wanted.load(SeqCst) != 0
             && let Err(error) = self.rebuild_index()
         {

@@ -19,6 +19,7 @@ pub(crate) mod mapping;
 pub mod names;
 pub(crate) mod namespace;
 mod open;
+mod orphans;
 pub(crate) mod pool;
 pub(crate) mod process;
 pub(crate) mod publish;

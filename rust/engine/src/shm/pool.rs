@@ -269,7 +269,9 @@ impl Pool {
     /// Clean up after dead processes. Returns how many rows were.
     pub fn reap(&self) -> Result<usize> {
         self.core.check_usable()?;
-        Ok(self.core.reap())
+        let reaped = self.core.reap();
+        self.core.drop_orphans();
+        Ok(reaped)
     }
 
     /// Rebuild the index from the slot headers. Returns how many blocks it holds.

@@ -66,10 +66,13 @@ impl Core {
                 None => return Published::Orphan,
             },
         };
-        let outcome = self.publish_below(block, header, &identity, pending, parent, replace);
-        if let Some(parent) = parent
-            && let Err(error) = self.unpin(parent)
-        {
+        let mut outcome = self.publish_below(block, header, &identity, pending, parent, replace);
+        let Some(parent) = parent else { return outcome };
+        // A pinned block is not evicted, but its extent may have lost what was before it.
+        if outcome == Published::Visible && !self.may_be_found(parent) && self.expel(block) {
+            outcome = Published::Orphan;
+        }
+        if let Err(error) = self.unpin(parent) {
             log::error!("pegaflow: {error}");
         }
         outcome

@@ -10,7 +10,6 @@ use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
 use crate::shm::evict::name_of;
 use crate::shm::extent::{Extent, ExtentState};
-use crate::shm::lease::is_leased;
 use crate::shm::process::{Inherited, Member, ProcessState, load, store};
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{NOBODY, SlotState, State, sealed_word};
@@ -46,8 +45,8 @@ impl Core {
         done
     }
 
-    /// Clean up after `dead`. `false` if something has to wait, for a living follower or a lock: then the row stays,
-    /// and so does what it owns, until somebody tries again.
+    /// Clean up after `dead`. `false` if something has to wait, for a living follower or a lock: then the row stays with
+    /// what it owns, until somebody tries again.
     pub(crate) fn reap_row(&self, dead: Member) -> bool {
         let row = &self.control.processes()[dead.row as usize];
         let leaving = dead == self.me;
@@ -81,6 +80,10 @@ impl Core {
     /// Drop locks, slots, leases and extents of a dead member. `false` if a lock could not be had.
     fn settle(&self, dead: Member, writers: Writers) -> bool {
         self.break_locks();
+        if dead != self.me {
+            // It may have died just after it had published a block whose parent was going.
+            self.expect_orphans();
+        }
         let extents = self.all_extents();
         let usable = |extent: &&Extent| matches!(extent.state, ExtentState::Ready | ExtentState::Retiring);
         let mut settled = true;
@@ -173,20 +176,21 @@ impl Core {
             && self.give_back(slot, freeing)
     }
 
-    /// Its evictor died holding the bucket's lock: finish if nobody leases the block or a newer one has its key, else
-    /// bring it back.
+    /// Its evictor died holding the bucket's lock: bring the block back, since it may have been leased or given a child
+    /// meanwhile; but not beside a newer one of its key.
     fn reap_evicting(&self, slot: u32, header: &SlotHeader, state: SlotState) -> bool {
         let Some((identity, key)) = name_of(header) else { return true };
         let Some(bucket) = self.lock_bucket(self.bucket_of(&identity, &key)) else { return false };
         crate::crash_point::pass("reap.locked");
         bucket.begin();
-        if is_leased(header) && bucket.find(&identity, &key).is_none() {
+        if bucket.find(&identity, &key).is_none() {
             if !bucket.is_linked(slot) {
                 bucket.link(slot);
             }
             header.state.store(sealed_word(state.generation), SeqCst);
         } else {
             bucket.unlink(slot);
+            self.expect_orphans();
             self.doom(slot, state.generation);
             self.stats.slots_reaped.add(1);
         }

@@ -40,6 +40,9 @@ impl Core {
             return false;
         }
         crate::crash_point::pass("retire.claimed");
+        if evict {
+            self.expect_orphans();
+        }
         let mut owned = Vec::with_capacity(extent.slot_count as usize);
         let all = extent.slots().all(|slot| {
             let taken = self.own_for_retiring(slot, evict);
@@ -51,6 +54,7 @@ impl Core {
                 self.give_back(slot, state);
             }
             self.reopen(extent);
+            self.drop_orphans();
             return false;
         }
         let row = &self.control.extents()[extent.index as usize];
@@ -59,6 +63,7 @@ impl Core {
         crate::crash_point::pass("retire.dropping");
         self.drop_extent(&Extent { state: ExtentState::Dropping, ..extent.clone() });
         self.stats.extents_retired.add(1);
+        self.drop_orphans();
         true
     }
 

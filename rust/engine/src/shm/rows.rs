@@ -34,7 +34,9 @@ pub(crate) struct PoolHeader {
     pub(crate) rebuild_wanted: AtomicU64,
     /// Raised by every index rebuild.
     pub(crate) rebuilds: AtomicU64,
-    spare: [AtomicU64; 489],
+    /// Nonzero: blocks may have lost the block before them; see `orphans.rs`.
+    pub(crate) orphans_expected: AtomicU64,
+    spare: [AtomicU64; 488],
 }
 
 /// One attached process. It is alive while it holds the OFD lock on its byte of the control file.

@@ -38,8 +38,10 @@ impl SlotSpace for Core {
 
     fn is_readable(&self, block: BlockRef) -> bool {
         let state = |header: &SlotHeader| SlotState::decode(header.state.load(Acquire));
+        // A leased block can be Evicting for a moment: until its evictor sees the lease, and brings it back.
         self.control.slot(block.slot()).and_then(state).is_some_and(|state| {
-            state.generation == block.generation() && matches!(state.state, State::Sealed | State::Doomed)
+            let whole = matches!(state.state, State::Sealed | State::Doomed | State::Evicting);
+            state.generation == block.generation() && whole
         })
     }
 

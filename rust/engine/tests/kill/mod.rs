@@ -4,5 +4,6 @@
 pub mod blocks;
 pub mod child;
 pub mod random;
+pub mod report;
 pub mod settled;
 pub mod stopwatch;

@@ -1,9 +1,18 @@
 //! Time that an operation took, less the time for which this thread was ready to run but the host had no CPU for it:
-//! that much is the scheduler's doing and not the pool's.
+//! that much is the scheduler's doing and not the pool's. Nothing is measured across a SIGSTOP.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+static CONTINUED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn on_continue(_signal: i32) {
+    CONTINUED.fetch_add(1, SeqCst);
+}
 
 /// Measures one thread.
 pub struct Stopwatch {
@@ -21,14 +30,21 @@ pub struct Took {
 
 impl Stopwatch {
     pub fn of_this_thread() -> Self {
+        let action = SigAction::new(SigHandler::Handler(on_continue), SaFlags::SA_RESTART, SigSet::empty());
+        // SAFETY: the handler only raises an atomic counter.
+        unsafe { sigaction(Signal::SIGCONT, &action) }.unwrap();
         Self { schedstat: File::open("/proc/thread-self/schedstat").unwrap() }
     }
 
     /// Do something and say how long it took.
     pub fn time<T>(&self, work: impl FnOnce() -> T) -> (T, Took) {
+        let continued = CONTINUED.load(SeqCst);
         let (delay, started) = (self.run_delay(), Instant::now());
         let result = work();
         let wall = started.elapsed();
+        if CONTINUED.load(SeqCst) != continued {
+            return (result, Took::default());
+        }
         (result, Took { own: wall.saturating_sub(self.run_delay() - delay), wall })
     }
 

@@ -112,7 +112,14 @@ fn grow(pool: &Arc<Pool>, arm: impl Fn()) {
 /// Another namespace takes everything, then the main one starves until it is given an extent.
 fn retire(pool: &Arc<Pool>, arm: impl Fn()) {
     let (full, starving) = (namespace(pool, MAIN + 2), namespace(pool, MAIN + 3));
-    evict_something(pool, full);
+    // A chain whose head fills the extent that will be taken, and whose tail lies in another.
+    let chain = own_keys(90);
+    in_time("storing a chain", || {
+        store_chain(pool, full, &chain, 1);
+        check_chain(pool, full, &chain) == chain.len()
+    });
+    let first = (1 << 44) + (u64::from(std::process::id()) << 20);
+    store_all(pool, full, &keys(first..first + 160), 1);
     arm();
     store_all(pool, starving, &own_keys(1), 1);
 }

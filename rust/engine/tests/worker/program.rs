@@ -6,12 +6,18 @@
 mod blocks;
 #[path = "create.rs"]
 mod create;
+#[path = "hammer.rs"]
+mod hammer;
 #[path = "hold.rs"]
 mod hold;
 #[path = "points.rs"]
 mod points;
 #[path = "../kill/random.rs"]
 mod random;
+#[path = "../kill/report.rs"]
+mod report;
+#[path = "../kill/stopwatch.rs"]
+mod stopwatch;
 
 use std::path::PathBuf;
 
@@ -23,6 +29,7 @@ fn main() {
         "point" => points::run(&dir, rest[0], rest[1], &rest[2..]),
         "create" => create::race(&dir),
         "open-close" => create::open_close(&dir, rest[0].parse().unwrap()),
+        "hammer" => hammer::run(&dir, rest[0].parse().unwrap(), rest[1].as_ref()),
         "hold" => hold::run(&dir, rest[0]),
         other => panic!("no role {other}"),
     }

@@ -1,0 +1,140 @@
+//! Several processes hammer one small pool with everything that a pool can do, while one after the other is killed (-9)
+//! from outside at a random moment, and others kill themselves at a random named point. No reader ever sees a wrong
+//! byte, survivors never wait long, and after the last one is reaped nothing is lost. `PEGAFLOW_TEST_SEED` repeats the seeds of a run, `PEGAFLOW_TEST_KILLS` changes the number of kills.
+#![allow(missing_docs)]
+
+mod common;
+mod kill;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use common::ShmDir;
+use kill::blocks::{MAIN, namespace, open};
+use kill::child::Worker;
+use kill::random::{Random, seed};
+use kill::report::{CHECKED, OPERATION_COUNT, OPERATIONS, Report, SERVING};
+use kill::settled::assert_nothing_lost;
+use nix::sys::signal::Signal;
+use nix::sys::wait::WaitStatus;
+
+/// Two for each CPU of a small machine, and one more.
+const WORKERS: usize = 5;
+const KILLS: u64 = 240;
+/// Fresh pools, one after the other, so that growth is hammered too.
+const POOLS: u64 = 8;
+const WAIT_MAX: Duration = Duration::from_millis(50);
+
+struct Hammer {
+    dir: ShmDir,
+    random: Random,
+    workers: Vec<(Worker, PathBuf)>,
+    started: u64,
+    kills: u64,
+    self_kills: u64,
+    totals: Report,
+}
+
+impl Hammer {
+    fn new(random: Random) -> Self {
+        let dir = ShmDir::new("hammer");
+        let mut hammer =
+            Self { dir, random, workers: Vec::new(), started: 0, kills: 0, self_kills: 0, totals: Report::default() };
+        (0..WORKERS).for_each(|_| hammer.start_one());
+        hammer
+    }
+
+    fn start_one(&mut self) {
+        let report = self.dir.0.join(format!("report-{}", self.started));
+        self.started += 1;
+        let seed = self.random.next().to_string();
+        let worker = Worker::start("hammer", &self.dir.0, &[&seed, report.to_str().unwrap()]);
+        self.workers.push((worker, report));
+    }
+
+    fn kill_one(&mut self) {
+        let victim = self.random.below(self.workers.len() as u64) as usize;
+        let (worker, report) = self.workers.swap_remove(victim);
+        worker.kill();
+        self.kills += 1;
+        self.totals.add(&Report::read(&report));
+    }
+
+    /// Replace workers that killed themselves at a named point; any other end of a worker is a failure.
+    fn replace_the_dead(&mut self) {
+        for index in (0..self.workers.len()).rev() {
+            let Some(status) = self.workers[index].0.ended() else { continue };
+            assert!(matches!(status, WaitStatus::Signaled(_, Signal::SIGKILL, _)), "a worker failed: {status:?}");
+            let (_, report) = self.workers.swap_remove(index);
+            self.totals.add(&Report::read(&report));
+            self.self_kills += 1;
+            self.start_one();
+        }
+    }
+
+    /// A sibling that stands still for a moment at a random place, as one without a CPU does.
+    fn freeze_one(&mut self) {
+        let victim = self.random.below(self.workers.len() as u64) as usize;
+        let worker = &self.workers[victim].0;
+        worker.signal(Signal::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(self.random.below(60)));
+        worker.signal(Signal::SIGCONT);
+    }
+
+    fn run(&mut self, kills: u64) {
+        for _ in 0..kills {
+            std::thread::sleep(Duration::from_micros(self.random.below(200_000)));
+            if self.random.chance(10) {
+                self.freeze_one();
+            }
+            self.replace_the_dead();
+            self.kill_one();
+            self.start_one();
+        }
+        self.replace_the_dead();
+        while !self.workers.is_empty() {
+            self.kill_one();
+        }
+    }
+}
+
+#[test]
+fn kills_at_random_moments_cost_no_byte_no_slot_and_no_lease() {
+    let mut random = Random::new(seed("hammer"));
+    let kills = std::env::var("PEGAFLOW_TEST_KILLS").map_or(KILLS, |text| text.parse().unwrap());
+    let (started, mut totals, mut killed) = (Instant::now(), Report::default(), (0, 0));
+    for round in 0..POOLS {
+        let mut hammer = Hammer::new(Random::new(random.next()));
+        // In every other pool a bystander is attached all the time, and reaps with the others.
+        let bystander = round.is_multiple_of(2).then(|| open(&hammer.dir.0));
+        hammer.run(kills.div_ceil(POOLS));
+        let pool = bystander.unwrap_or_else(|| open(&hammer.dir.0));
+        let spaces = [MAIN, MAIN + 1, MAIN + 2].map(|byte| namespace(&pool, byte));
+        assert_nothing_lost(&pool, &spaces);
+        totals.add(&hammer.totals);
+        killed = (killed.0 + hammer.kills, killed.1 + hammer.self_kills);
+    }
+    println!(
+        "{} kills from outside, {} at named points in {:?}: {} operations, {} blocks checked, longest lock wait {:?}",
+        killed.0,
+        killed.1,
+        started.elapsed(),
+        totals.counted(OPERATION_COUNT),
+        totals.counted(CHECKED),
+        totals.lock_wait()
+    );
+    totals.pool_counters().for_each(|(name, count)| println!("{name:>20}: {count}"));
+    for (operation, name) in OPERATIONS.iter().enumerate() {
+        println!("{name:>20}: longest {:?}", totals.longest(operation));
+    }
+    for (name, count) in totals.pool_counters().filter(|(name, _)| *name != "lock_timeouts") {
+        assert!(count > 0, "a hammer that leaves {name} at 0 misses something");
+    }
+    assert!(totals.counted(CHECKED) > 10_000);
+    // The pool measures lock waits by the clock on the wall, which on a crowded host counts others' turns too; the
+    // times below contain them, less the time for which there was no CPU.
+    for (operation, name) in OPERATIONS.iter().enumerate().take(SERVING) {
+        let longest = totals.longest(operation);
+        assert!(longest.own <= WAIT_MAX, "{name} took {longest:?}");
+    }
+}
