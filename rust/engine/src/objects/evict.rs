@@ -47,6 +47,7 @@ impl Inner {
                 return (true, None);
             }
             *candidates = self.scan(class);
+            self.at_capacity[class].store(u64::MAX, Relaxed);
             let oldest = candidates.last().map_or(u64::MAX, |(stamp, _)| *stamp);
             if self.retire_older(class, oldest) {
                 return (true, None);

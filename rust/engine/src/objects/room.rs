@@ -98,7 +98,7 @@ impl Inner {
         let core = self.core();
         let ns = self.classes.namespace(class);
         let version = core.control.header().extents_version.load(Acquire);
-        if self.at_capacity[class].load(Relaxed) == version || (self.evict && !core.may_grow(ns)) {
+        if self.at_capacity[class].load(Relaxed) == version {
             return Ok(false);
         }
         let in_the_way = match core.grow(ns) {
@@ -109,7 +109,8 @@ impl Inner {
             }
             Err(error) if error.kind() == ErrorKind::ShmFull => {
                 if self.evict {
-                    core.pause_growth();
+                    // Not before an extent was given back, or the next scan for candidates.
+                    self.at_capacity[class].store(version, Relaxed);
                 }
                 search.no_growth = Some(error);
                 return Ok(false);
