@@ -5,9 +5,14 @@
 mod common;
 mod kill;
 
+use std::sync::Arc;
+
 use common::ShmDir;
 use kill::blocks::{MAIN, check_chain, keys, namespace, open, store_all, store_chain};
+use kill::child::Worker;
 use kill::settled::{assert_nothing_lost, assert_settled, stat};
+use nix::sys::wait::WaitStatus;
+use pegaflow_engine::{Namespace, Pool};
 
 #[test]
 fn an_extent_taken_from_a_namespace_takes_the_tails_of_its_blocks_with_it() {
@@ -26,5 +31,84 @@ fn an_extent_taken_from_a_namespace_takes_the_tails_of_its_blocks_with_it() {
     let present = pool.contains(ns, &chain).unwrap().iter().filter(|present| **present).count();
     assert_eq!(present, left, "what is not reached any more is not kept");
     assert_settled(&pool);
+    assert_nothing_lost(&pool, &[ns]);
+}
+
+/// Store `count` other blocks, so that as many have to go once the pool is full.
+fn evict(pool: &Arc<Pool>, ns: Namespace, first: u64, count: u64) {
+    for number in first..first + count {
+        store_all(pool, ns, &keys(number..number + 1), number);
+    }
+}
+
+#[test]
+fn a_reset_leaves_the_order_of_what_is_stored_after_it_alone() {
+    let dir = ShmDir::new("reset-order");
+    let pool = open(&dir.0);
+    let ns = namespace(&pool, MAIN + 1);
+    // Stopped between raising the epoch and looking through the stamps.
+    let mut resetting = Worker::start("point", &dir.0, &["reset.bumped", "stop"]);
+    assert!(matches!(resetting.stopped_or_ended(), WaitStatus::Stopped(..)));
+    let chain = keys(0..40);
+    store_all(&pool, ns, &chain[..1], 1);
+    store_chain(&pool, ns, &chain, 1);
+    resetting.signal(nix::sys::signal::Signal::SIGCONT);
+    resetting.finish();
+    assert_settled(&pool);
+    assert_eq!(check_chain(&pool, ns, &chain), 40);
+    // New blocks fill what is free; then stale ones go, then the tail of the chain.
+    evict(&pool, ns, 1000, 230);
+    let left = check_chain(&pool, ns, &chain);
+    let present = pool.contains(ns, &chain).unwrap().iter().filter(|present| **present).count();
+    assert_eq!(present, left, "no head went before its tail");
+    assert_nothing_lost(&pool, &[ns]);
+}
+
+#[test]
+fn blocks_stored_again_while_the_index_is_gone_keep_their_children() {
+    let dir = ShmDir::new("rebuild-again");
+    let pool = open(&dir.0);
+    let ns = namespace(&pool, MAIN);
+    let chain = keys(0..20);
+    store_all(&pool, ns, &chain[..1], 1);
+    store_chain(&pool, ns, &chain, 1);
+    for round in 0..5 {
+        let mut dying = Worker::start("point", &dir.0, &["rebuild.cleared", "kill"]);
+        assert!(matches!(dying.end(), WaitStatus::Signaled(..)));
+        // Until somebody rebuilds, nothing is found: the head of the chain is stored a second time.
+        store_chain(&pool, ns, &chain[..10], 2 + round);
+        pool.reap().unwrap();
+        pool.rebuild_index().unwrap();
+        assert_eq!(check_chain(&pool, ns, &chain), 20);
+        assert_settled(&pool);
+    }
+    evict(&pool, ns, 1000, 250);
+    assert_settled(&pool);
+    let left = check_chain(&pool, ns, &chain);
+    let present = pool.contains(ns, &chain).unwrap().iter().filter(|present| **present).count();
+    assert_eq!(present, left, "no head went before its tail");
+    assert_nothing_lost(&pool, &[ns]);
+}
+
+#[test]
+fn an_evictor_that_dies_with_a_block_in_its_hands_loses_no_parent() {
+    let dir = ShmDir::new("evictor-dies");
+    let pool = open(&dir.0);
+    let ns = namespace(&pool, MAIN);
+    let chain = keys(0..30);
+    for (round, point) in ["evict.locked", "evict.claimed", "evict.unlinked", "evict.freeing"].iter().enumerate() {
+        store_all(&pool, ns, &chain[..1], round as u64);
+        store_chain(&pool, ns, &chain, round as u64);
+        let length = check_chain(&pool, ns, &chain);
+        let mut dying = Worker::start("point", &dir.0, &[point, "kill"]);
+        assert!(matches!(dying.end(), WaitStatus::Signaled(..)), "{point}");
+        // The dead one's candidate still is a candidate of ours.
+        evict(&pool, ns, 1000 * (round as u64 + 1), 100);
+        assert_settled(&pool);
+        let left = check_chain(&pool, ns, &chain);
+        assert!(left <= length);
+        let present = pool.contains(ns, &chain).unwrap().iter().filter(|present| **present).count();
+        assert_eq!(present, left, "no head went before its tail ({point})");
+    }
     assert_nothing_lost(&pool, &[ns]);
 }

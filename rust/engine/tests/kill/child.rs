@@ -1,6 +1,6 @@
 //! Child processes of the helper program `pool-worker`.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -62,6 +62,20 @@ impl Worker {
     pub fn kill(mut self) {
         self.signal(Signal::SIGKILL);
         assert_eq!(self.end(), WaitStatus::Signaled(self.pid(), Signal::SIGKILL, false));
+    }
+
+    /// Kill -9 and wait, leaving alone what it has forked.
+    pub fn kill_alone(&mut self) {
+        self.signal(Signal::SIGKILL);
+        let status = self.wait(WaitPidFlag::empty(), Duration::from_secs(30));
+        assert_eq!(status, WaitStatus::Signaled(self.pid(), Signal::SIGKILL, false));
+    }
+
+    /// Close the input that a killed worker's children have inherited, and wait until they have closed their output.
+    pub fn finish_orphans(mut self) {
+        drop(self.stdin.take());
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
     }
 
     /// Close its input and wait for a good end.

@@ -10,6 +10,18 @@ use crate::{say, wait_for_parent};
 /// Number of the first key that holders use.
 pub const HELD: u64 = 1 << 40;
 
+/// A leader with one lease and one reservation: "ROW EPOCH NUMBER", the number of the key that it leases.
+pub fn lead(dir: &Path) {
+    let pool = open(dir);
+    let ns = namespace(&pool, MAIN);
+    store_all(&pool, ns, &[key(HELD)], 1);
+    assert_eq!(pool.lease(ns, &[key(HELD)], 0, 1).unwrap().len(), 1);
+    assert_eq!(pool.reserve(ns, &[key(HELD + 1)], None, true).unwrap().len(), 1);
+    let me = pool.member().unwrap();
+    say(&format!("{} {} {HELD}", me.row, me.epoch));
+    wait_for_parent();
+}
+
 pub fn run(dir: &Path, what: &str) {
     let pool = open(dir);
     match what {
@@ -41,7 +53,11 @@ pub fn run(dir: &Path, what: &str) {
         }
         "one-reservation" => {
             let ns = namespace(&pool, MAIN);
-            assert_eq!(pool.reserve(ns, &keys(CONTESTED..CONTESTED + 1), None, true).unwrap().len(), 1);
+            let started = std::time::Instant::now();
+            while pool.reserve(ns, &keys(CONTESTED..CONTESTED + 1), None, true).unwrap().is_empty() {
+                assert!(started.elapsed().as_secs() < 20, "nothing to reserve: {:?}", pool.last_grow_error());
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
             say("holding");
             wait_for_parent();
         }

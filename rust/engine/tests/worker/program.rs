@@ -6,6 +6,8 @@
 mod blocks;
 #[path = "create.rs"]
 mod create;
+#[path = "fork.rs"]
+mod fork;
 #[path = "hammer.rs"]
 mod hammer;
 #[path = "hold.rs"]
@@ -29,8 +31,10 @@ fn main() {
         "point" => points::run(&dir, rest[0], rest[1], &rest[2..]),
         "create" => create::race(&dir),
         "open-close" => create::open_close(&dir, rest[0].parse().unwrap()),
+        "fork" => fork::run(&dir, rest[0]),
         "hammer" => hammer::run(&dir, rest[0].parse().unwrap(), rest[1].as_ref()),
         "hold" => hold::run(&dir, rest[0]),
+        "lead" => hold::lead(&dir),
         other => panic!("no role {other}"),
     }
 }
