@@ -117,7 +117,8 @@ impl Core {
         Ok(())
     }
 
-    /// Make the slots usable: the range table first, READY next, the free hints last.
+    /// Make the slots usable: range table and free hints first, READY last. An extent that is READY but whose slots
+    /// nobody finds yet would have its users evict blocks for nothing.
     fn hand_out(&self, extent: &Extent) {
         if matches!(self.place, Place::Directory(..)) {
             // A process that died while it still had an older list of extents may have left its mark on a header.
@@ -126,13 +127,13 @@ impl Core {
         for range in extent.ranges() {
             self.control.ranges()[range].store(extent.index + 1, Release);
         }
-        let row = &self.control.extents()[extent.index as usize];
-        store_state(row, extent.generation, self.me.row, ExtentState::Ready);
-        self.extents_changed();
-        crate::crash_point::pass("grow.ready");
         for slot in extent.slots() {
             self.hint_free(slot);
         }
+        let row = &self.control.extents()[extent.index as usize];
+        store_state(row, extent.generation, self.me.row, ExtentState::Ready);
+        crate::crash_point::pass("grow.ready");
+        self.extents_changed();
         self.namespace_freed(extent.namespace);
     }
 
