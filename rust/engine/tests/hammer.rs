@@ -1,6 +1,8 @@
 //! Several processes hammer one small pool with everything that a pool can do, while one after the other is killed (-9)
 //! from outside at a random moment, and others kill themselves at a random named point. No reader ever sees a wrong
-//! byte, survivors never wait long, and after the last one is reaped nothing is lost. `PEGAFLOW_TEST_SEED` repeats the seeds of a run, `PEGAFLOW_TEST_KILLS` changes the number of kills.
+//! byte, survivors never wait long, and after the last one is reaped nothing is lost.
+//!
+//! `PEGAFLOW_TEST_SEED` repeats the seeds of a run, `PEGAFLOW_TEST_KILLS` changes the number of kills.
 #![allow(missing_docs)]
 
 mod common;

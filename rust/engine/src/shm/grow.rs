@@ -175,7 +175,12 @@ impl Core {
     /// Grow and remember the outcome for people; used where nobody can take the error.
     pub(crate) fn grow_quietly(&self, ns: Namespace) -> Option<Grown> {
         match self.grow(ns) {
-            Ok(outcome) => Some(outcome),
+            Ok(outcome) => {
+                if outcome == Grown::Yes {
+                    *self.grow_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+                }
+                Some(outcome)
+            }
             Err(error) => {
                 let mut last = self.grow_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 if last.is_none() && error.kind() != ErrorKind::Busy {

@@ -45,8 +45,8 @@ impl Core {
         done
     }
 
-    /// Clean up after `dead`. `false` if something has to wait, for a living follower or a lock: then the row stays with
-    /// what it owns, until somebody tries again.
+    /// Clean up after `dead`. `false` if something has to wait, for a living follower or a lock: then the row stays
+    /// with what it owns, until somebody tries again.
     pub(crate) fn reap_row(&self, dead: Member) -> bool {
         let row = &self.control.processes()[dead.row as usize];
         let leaving = dead == self.me;

@@ -8,6 +8,8 @@ mod blocks;
 mod create;
 #[path = "fork.rs"]
 mod fork;
+#[path = "full.rs"]
+mod full;
 #[path = "hammer.rs"]
 mod hammer;
 #[path = "hold.rs"]
@@ -32,6 +34,7 @@ fn main() {
         "create" => create::race(&dir),
         "open-close" => create::open_close(&dir, rest[0].parse().unwrap()),
         "fork" => fork::run(&dir, rest[0]),
+        "full" => full::run(&dir, rest[0]),
         "hammer" => hammer::run(&dir, rest[0].parse().unwrap(), rest[1].as_ref()),
         "hold" => hold::run(&dir, rest[0]),
         "lead" => hold::lead(&dir),
