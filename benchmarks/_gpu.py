@@ -60,6 +60,16 @@ class DecodeLoad:
             times.append((time.perf_counter() - start) * 1e3)
         return times
 
+    def launches(self, seconds: float) -> list[float]:
+        """Milliseconds that launches of single kernels keep the CPU, for about so long."""
+        times, end = [], time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            self._state.add_(0)
+            times.append((time.perf_counter() - start) * 1e3)
+        torch.cuda.synchronize()
+        return times
+
     def beside(self, copy: Callable[[], int], seconds: float = 0.6) -> Beside:
         """Step while another thread calls ``copy``, which returns bytes, over and over."""
         stop, copied, problems = threading.Event(), 0, []

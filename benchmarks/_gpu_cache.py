@@ -69,8 +69,9 @@ class Mover:
     def __init__(self, cache: Cache, options: dict[str, Any], *, scattered: bool = False, locked: bool = True) -> None:
         assert cache.namespace is not None
         self.cache, self.scattered, self.saved = cache, scattered, False
-        self.copier = _native.CudaCopier(cache.pool, register_chunk_bytes=128 * MIB, **options)
-        self.reserved = cache.reserve()
+        self.copier = _native.CudaCopier(cache.pool, **options)
+        self.reserved, self.more = cache.reserve(), list[int]()
+        self._saving, self._loading = self._order(self.reserved), ([0], [0])
         if locked:
             self.copier.register(cache.namespace, 0)
             wait_until(lambda: self._is_locked(), "segments are not page-locked")
@@ -83,7 +84,7 @@ class Mover:
         """Save everything into the reserved slots. A slot can be marked written once, so only the first save of a
         slot succeeds; later ones copy the same bytes all the same."""
         first, self.saved = not self.saved, True
-        return self._run(self.copier.save, self.reserved, may_fail=not first)
+        return self._run(self.copier.save, self._saving, may_fail=not first)
 
     def publish(self) -> None:
         """From now on there is something to load."""
@@ -91,10 +92,32 @@ class Mover:
         if self.cache.pool.publish(self.reserved) != len(self.reserved):
             raise SystemExit("Saved blocks were not published.")
         self.leased = self.cache.namespace.lease(self.cache.keys)
+        self._loading = self._order(self.leased)
 
     def load(self) -> int:
         """Load everything into the blocks that it came from."""
-        return self._run(self.copier.load, self.leased)
+        return self._run(self.copier.load, self._loading)
+
+    def reserve_more(self) -> None:
+        """Slots for a save beside the load, page-locked too."""
+        assert self.cache.namespace is not None
+        more = reserve_all(self.cache.pool, self.cache.namespace, [b"more" + key for key in self.cache.keys])
+        self._saving, self.saved = self._order(more), False
+        self.more = more
+        wait_until(lambda: bool(self.copier.progress()["bytes_registered"] >= 2 * self.cache.bytes), "not page-locked")
+
+    def both(self) -> int:
+        """Load everything, and save it elsewhere at the same time."""
+        jobs = {
+            self.copier.load(0, self.cache.layout, *self._loading),
+            self.copier.save(0, self.cache.layout, *self._saving),
+        }
+        while jobs:
+            for done in self.copier.wait(WAIT_MS):
+                if done.error is not None:
+                    raise SystemExit(f"A copy failed: {done.error}.")
+                jobs.remove(done.job)
+        return 2 * self.cache.bytes
 
     def check(self) -> None:
         """What was saved comes back."""
@@ -109,16 +132,21 @@ class Mover:
         """Leave the pool empty."""
         assert self.cache.namespace is not None
         self.cache.pool.release(self.leased)
+        self.cache.pool.abort(self.more)
         self.cache.namespace.reset()
         self.copier.close()
 
-    def _run(self, start: Callable[..., int], refs: Sequence[int], *, may_fail: bool = False) -> int:
+    def _order(self, refs: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Refs and block ids of one job, by the addresses of the slots or in random order."""
         order = sorted(zip(refs, self.cache.ids, strict=True), key=lambda pair: pair[0] & SLOT_MASK)
         if self.scattered:
             random.Random(2).shuffle(order)
-        job = start(0, self.cache.layout, [ref for ref, _ in order], [block for _, block in order])
+        return [ref for ref, _ in order], [block for _, block in order]
+
+    def _run(self, start: Callable[..., int], order: tuple[list[int], list[int]], *, may_fail: bool = False) -> int:
+        job = start(0, self.cache.layout, *order)
         for done in self.copier.wait(WAIT_MS):
-            if done.job == job and (done.ok or may_fail and done.error is None):
+            if done.job == job and (done.ok or (may_fail and done.error is None)):
                 return self.cache.bytes
             raise SystemExit(f"A copy failed: {done.error}, blocks {done.failed[:10]}.")
         raise SystemExit("A copy did not finish.")
@@ -148,7 +176,7 @@ def cache_of(place: Path, kib: int, fragments: int) -> Iterator[Cache]:
     """A cache and a pool for it."""
     name = f"cuda{kib}-{time.monotonic_ns()}"
     pool = _native.Pool.open(
-        name, shm_dir=str(place), pool_bytes=JOB_BYTES + 2 * SEGMENT_BYTES, segment_bytes=SEGMENT_BYTES
+        name, shm_dir=str(place), pool_bytes=2 * JOB_BYTES + 4 * SEGMENT_BYTES, segment_bytes=SEGMENT_BYTES
     )
     path = pool.path
     try:

@@ -30,25 +30,21 @@ SWEEP: list[tuple[int, bool, dict[str, Any]]] = [
     (4, False, {"ctas": 64}),
     (4, False, {"ring_buffer_bytes": 4 * MIB}),
     (4, False, {"ring_buffer_bytes": 8 * MIB}),
-    (4, False, {"ring_buffer_bytes": 8 * MIB, "ctas": 16}),
-    (4, False, {"ring_buffer_bytes": 32 * MIB}),
     (4, False, {"copy_streams": 2}),
     (4, True, {"batch_copies": False}),
     (4, True, {"batch_copies": False, "copy_streams": 2}),
-    (4, True, {"batch_copies": False, "copy_streams": 4}),
-    (4, True, {"batch_copies": True}),
-    (4, True, {"batch_copies": True, "copy_streams": 2}),
+    (4, True, {}),
+    (4, True, {"copy_streams": 2}),
+    (4, True, {"copy_streams": 3}),
     (32, True, {"batch_copies": False}),
-    (32, True, {"batch_copies": False, "copy_streams": 2}),
-    (32, True, {"batch_copies": True}),
-    (32, True, {"batch_copies": True, "copy_streams": 2}),
+    (32, True, {}),
+    (32, False, {"save_bytes_per_second_max": 10_000_000_000}),
+    (32, False, {"save_bytes_per_second_max": 25_000_000_000}),
     (256, False, {"backend": "direct", "batch_copies": False}),
-    (256, False, {"backend": "direct", "batch_copies": False, "copy_streams": 2}),
     (1024, False, {"backend": "direct", "batch_copies": False}),
-    (1024, False, {"backend": "direct", "batch_copies": False, "copy_streams": 2}),
 ]
 """KiB of a fragment, whether slots are in random order, options: what the defaults were chosen from."""
-CHUNKS_MIB = (8, 32, 128, 512, 1024)
+CHUNKS_MIB = (16, 4, 8, 16, 32, 64, 256)
 
 
 def main() -> None:
@@ -90,7 +86,8 @@ def strategies(place: Path, plain: Sequence[float], decode: Any, step_ms: float)
                 if strategy == "direct" and kib < 32:
                     continue  # below, its rate is that of the calls
                 results += measure(f"{strategy}, {kib} KiB", cache, options, plain, decode, step_ms)
-            results += latencies(f"staged, {kib} KiB", cache) if kib in (4, 32) else []
+            if kib in (4, 32):
+                results += both_ways_and_small(f"staged, {kib} KiB", cache, plain[2])
     return results
 
 
@@ -104,7 +101,7 @@ def sweep_rows(place: Path, plain: Sequence[float], decode: Any, step_ms: float)
             for row_kib, scattered, options in SWEEP:
                 if row_kib == kib:
                     chosen = ", ".join(f"{key} {value}" for key, value in options.items())
-                    name = f"{kib} KiB{', scattered' if scattered else ''}: {chosen}"
+                    name = f"{kib} KiB{', scattered' if scattered else ''}: {chosen or 'defaults'}"
                     quick = scattered or "backend" in options
                     load = None if quick else decode
                     results += measure(name, cache, options, plain, load, step_ms, scattered=scattered)
@@ -155,14 +152,20 @@ def beside_rows(name: str, beside: Any, plain: float, step_ms: float) -> list[Re
     )
 
 
-def latencies(name: str, cache: "Cache") -> list[Result]:
-    """How long one small job takes, from the call to the return of the wait."""
+def both_ways_and_small(name: str, cache: "Cache", plain: float) -> list[Result]:
+    """Loads and saves at the same time; and how long a small job takes, from its call to the return of the wait."""
     from benchmarks._gpu_cache import WAIT_MS, Mover
 
     mover = Mover(cache, {"backend": "staged"})
     mover.save()
     mover.publish()
-    rows = []
+    mover.reserve_more()
+    rows = idle_row(f"{name}: load and save at once", mover.both, plain)
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(10):
+        mover.load()
+    busy = (time.process_time() - cpu) / (time.perf_counter() - wall)
+    rows += show(Result(f"{name}: load, CPUs in use", busy, "CPUs"))
     for blocks in (1, 16):
         refs, ids = mover.leased[:blocks], cache.ids[:blocks]
 
@@ -184,21 +187,34 @@ def registration(place: Path, decode: Any, step_ms: float) -> list[Result]:
     namespace = pool.namespace(FINGERPRINT, 0, [2 * MIB])
     pool.abort(reserve_all(pool, namespace, [index.to_bytes(16, "big") for index in range(LOCKED_BYTES // (2 * MIB))]))
     results = []
+    launch_ms = max(decode.launches(0.5))
     for mib in CHUNKS_MIB:
         copier = _native.CudaCopier(pool, register_chunk_bytes=mib * MIB)
         times: list[float] = []
-        thread = threading.Thread(target=lambda times=times: times.extend(decode.steps(0.8)))
+        launches: list[float] = []
+        stop = threading.Event()
+
+        def step(times: list[float] = times, launches: list[float] = launches, stop: threading.Event = stop) -> None:
+            while not stop.is_set():
+                times.extend(decode.steps(0.04))
+                launches.extend(decode.launches(0.01))
+
+        thread = threading.Thread(target=step)
         thread.start()
         time.sleep(0.2)
         copier.register(namespace, 0)
-        thread.join()
         wait_until(lambda copier=copier: copier.progress()["bytes_registered"] >= LOCKED_BYTES, "not page-locked")
-        rate = LOCKED_BYTES / copier.progress()["seconds"] / 1e9
+        stop.set()
+        thread.join()
+        progress = copier.progress()
         closing_ms = seconds_of(copier.close) * 1e3
-        name = f"page-locking, chunks of {mib} MiB"
+        name = f"page-locking{'' if results else ' what is not mapped yet'}, chunks of {mib} MiB"
         results += show(
-            Result(name, rate, "GB/s"),
+            Result(name, LOCKED_BYTES / progress["seconds"] / 1e9, "GB/s"),
+            Result(f"{name}, in the driver", LOCKED_BYTES / progress["driver_seconds"] / 1e9, "GB/s"),
+            Result(f"{name}, step median", median(times), "ms", "step alone, median", step_ms),
             Result(f"{name}, step worst", max(times), "ms", "step alone, median", step_ms),
+            Result(f"{name}, launch worst", max(launches), "ms", "launch alone, worst", launch_ms),
             Result(f"{name}, undone for {LOCKED_BYTES // GIB} GiB", closing_ms, "ms"),
         )
     pool.close()

@@ -236,15 +236,15 @@ class CudaCopier:
         ring_buffer_bytes: int = 16_777_216,
         copy_streams: int = 1,
         batch_copies: bool = True,
-        direct_bytes_min: int = 4_194_304,
+        direct_bytes_min: int = 0,
         save_bytes_per_second_max: int = 0,
         register: bool = True,
-        register_chunk_bytes: int = 134_217_728,
+        register_chunk_bytes: int = 16_777_216,
     ) -> CudaCopier:
         """``device``: as PyTorch numbers them. ``backend``: ``"staged"`` (contiguous copies between slots and a ring in
         device memory, a kernel between ring and blocks), ``"direct"`` (a copy per run of bytes), ``"kernel"`` (a kernel
         that uses the slots by itself) or ``"auto"`` (direct where the runs of a block have ``direct_bytes_min`` bytes
-        on average, else staged). ``ctas``: size of a kernel at most. The rings of both directions take
+        on average, else staged; 0: 256 KiB if the driver takes many copies in one call, else 4 MiB). ``ctas``: size of a kernel at most. The rings of both directions take
         ``2 * ring_buffers * ring_buffer_bytes`` bytes of device memory. ``copy_streams`` per direction.
         ``batch_copies``: hand several copies over in one call where the driver can. ``save_bytes_per_second_max`` 0:
         no limit. ``register``: page-lock segments as ``register()`` asks, ``register_chunk_bytes`` at a time; what is
@@ -295,8 +295,9 @@ class CudaCopier:
         """Why the device is lost; ``None`` while ``healthy()``."""
 
     def progress(self) -> dict[str, Any]:
-        """How far page-locking has come: ``segments``, ``bytes_seen``, ``bytes_registered``, ``seconds`` (of work) and
-        ``problem`` (why there will be no more, or ``None``)."""
+        """How far page-locking has come: ``segments``, ``bytes_seen``, ``bytes_registered``, ``seconds`` (since it
+        began, without those in which there was nothing to do), ``driver_seconds`` (of these, those in which other
+        threads waited if they needed the driver) and ``problem`` (why there will be no more, or ``None``)."""
 
     def stats(self) -> dict[str, int]:
         """``bytes_loaded``, ``bytes_saved``, ``bytes_bounced`` (through page-locked buffers), ``pieces_staged``,

@@ -103,10 +103,10 @@ def test_quarantined_slots_of_a_running_save_fail_and_nothing_else(
     registered(copier, namespace)
     torch.cuda._sleep(DELAY_CYCLES)
     job = copier.save(0, cache.layout, refs, IDS, 0)
-    pool.quarantine(refs[: BLOCKS // 2])
+    pool.quarantine(refs[BLOCKS // 2 :])
     done = finish(copier, job)
-    assert done.failed == IDS[: BLOCKS // 2]
-    assert pool.publish(refs) == BLOCKS - BLOCKS // 2
+    assert done.failed == IDS[BLOCKS // 2 :]
+    assert pool.publish(refs) == BLOCKS // 2
     assert copier.healthy()
 
 

@@ -26,8 +26,8 @@ impl CudaCopier {
     #[new]
     #[pyo3(signature = (
         pool, device=0, *, backend="auto", ctas=32, ring_buffers=3, ring_buffer_bytes=16_777_216, copy_streams=1,
-        batch_copies=true, direct_bytes_min=4_194_304, save_bytes_per_second_max=0, register=true,
-        register_chunk_bytes=134_217_728
+        batch_copies=true, direct_bytes_min=0, save_bytes_per_second_max=0, register=true,
+        register_chunk_bytes=16_777_216
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -129,6 +129,7 @@ impl CudaCopier {
         dict.set_item("bytes_seen", progress.bytes_seen)?;
         dict.set_item("bytes_registered", progress.bytes_registered)?;
         dict.set_item("seconds", progress.seconds)?;
+        dict.set_item("driver_seconds", progress.driver_seconds)?;
         dict.set_item("problem", progress.problem)?;
         Ok(dict)
     }

@@ -281,6 +281,10 @@ impl Driver for Device {
         copies.iter().try_for_each(|copy| self.copy_one(way, copy, stream))
     }
 
+    fn batches_copies(&self) -> bool {
+        self.batch_copies
+    }
+
     fn launch(&self, kernel: Kernel, ctas: u32, params: &KernelParams, stream: Stream) -> DriverResult<()> {
         let function = match kernel {
             Kernel::Gather => self.gather,

@@ -123,6 +123,8 @@ pub(super) trait Driver: Send + Sync {
 
     /// Queue copies that may run in any order. Both sides must stay as they are until an event behind them is done.
     fn copy(&self, way: Way, copies: &[CopyOp], stream: Stream) -> DriverResult<()>;
+    /// Whether `copy` costs one call rather than one for each copy.
+    fn batches_copies(&self) -> bool;
     /// Queue a kernel.
     fn launch(&self, kernel: Kernel, ctas: u32, params: &KernelParams, stream: Stream) -> DriverResult<()>;
     /// Whether kernels can use page-locked host memory by its address in this process.

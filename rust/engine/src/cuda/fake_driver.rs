@@ -354,6 +354,10 @@ impl Driver for FakeDriver {
         Ok(())
     }
 
+    fn batches_copies(&self) -> bool {
+        true
+    }
+
     fn launch(&self, kernel: Kernel, ctas: u32, params: &KernelParams, stream: Stream) -> DriverResult<()> {
         assert!(ctas > 0);
         let mut state = self.call("launch")?;

@@ -13,6 +13,7 @@ mod events;
 mod kernel_params;
 mod lane;
 mod library;
+mod locked_segment;
 mod options;
 mod plan;
 mod registration;

@@ -45,7 +45,8 @@ pub struct CudaOptions {
     pub copy_streams: usize,
     /// Whether several copies go to the driver in one call, if it can (CUDA 13).
     pub batch_copies: bool,
-    /// With `Auto`: from this length of runs on they are copied directly.
+    /// With `Auto`: from this average length of runs on, blocks are copied directly. 0: 256 KiB where the driver takes
+    /// many copies in one call, else 4 MiB. Direct copies disturb others less, and from there on are as fast.
     pub direct_bytes_min: usize,
     /// Bytes per second that saves move at most; 0: as fast as they can.
     pub save_bytes_per_second_max: u64,
@@ -64,13 +65,16 @@ impl Default for CudaOptions {
             ring_buffer_bytes: 16 << 20,
             copy_streams: 1,
             batch_copies: true,
-            direct_bytes_min: 4 << 20,
+            direct_bytes_min: 0,
             save_bytes_per_second_max: 0,
             register: true,
-            register_chunk_bytes: 128 << 20,
+            register_chunk_bytes: 16 << 20,
         }
     }
 }
+
+const DIRECT_BYTES_MIN_BATCHED: usize = 256 << 10;
+const DIRECT_BYTES_MIN_SINGLE: usize = 4 << 20;
 
 /// Ring buffers are cut at multiples of this, so that vector accesses stay aligned.
 pub(super) const PACKED_ALIGNMENT: usize = 64;
@@ -95,6 +99,15 @@ impl CudaOptions {
             }
         }
         Ok(())
+    }
+
+    /// With `Auto`: the length of runs from which on they are copied directly.
+    pub(super) fn direct_from(&self, driver_batches: bool) -> usize {
+        match self.direct_bytes_min {
+            0 if driver_batches => DIRECT_BYTES_MIN_BATCHED,
+            0 => DIRECT_BYTES_MIN_SINGLE,
+            chosen => chosen,
+        }
     }
 
     /// Device memory that the rings of both directions take.
@@ -126,6 +139,13 @@ mod tests {
             let error = options.check().unwrap_err().to_string();
             assert!(error.starts_with(name), "{error}");
         }
+    }
+
+    #[test]
+    fn runs_are_copied_directly_earlier_if_many_go_in_one_call() {
+        let automatic = CudaOptions::default();
+        assert!(automatic.direct_from(true) < automatic.direct_from(false));
+        assert_eq!(CudaOptions { direct_bytes_min: 5, ..automatic }.direct_from(false), 5);
     }
 
     #[test]

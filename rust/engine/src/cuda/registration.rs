@@ -11,49 +11,19 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::shm::namespace::Namespace;
 use crate::slot_space::{Segment, SlotSpace};
-use crate::sync::{Acquire, AtomicU64, AtomicUsize, Relaxed, Release};
+use crate::sync::{AtomicU64, Relaxed};
 
 use super::driver::{CopyOp, Driver, Entered};
+use super::locked_segment::LockedSegment;
 use super::plan::cut_copy;
 
 /// How often the thread looks for new segments and for those out of use.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A segment and how much of it is page-locked: always from its beginning.
-pub(super) struct LockedSegment {
-    driver: Arc<dyn Driver>,
-    segment: Segment,
-    chunk_bytes: usize,
-    locked_bytes: AtomicUsize,
-}
-
-impl LockedSegment {
-    /// Bytes from `host` on, at most `bytes`, that are page-locked by one call.
-    fn run(&self, host: usize, bytes: usize) -> usize {
-        let offset = host - self.segment.address;
-        let chunk_end = (offset / self.chunk_bytes + 1) * self.chunk_bytes;
-        // Acquire: pairs with the store after the driver's call.
-        let end = chunk_end.min(self.locked_bytes.load(Acquire));
-        end.saturating_sub(offset).min(bytes)
-    }
-
-    fn left(&self) -> usize {
-        self.segment.bytes - self.locked_bytes.load(Relaxed)
-    }
-}
-
-impl Drop for LockedSegment {
-    fn drop(&mut self) {
-        // Tried without the driver's leave as well: what stays registered can never be unmapped.
-        let _entered = Entered::new(&*self.driver);
-        for offset in (0..*self.locked_bytes.get_mut()).step_by(self.chunk_bytes) {
-            if let Err(error) = self.driver.unregister_host(self.segment.address + offset) {
-                log::warn!("pegaflow: a segment stays mapped, since it cannot be unlocked: {error}");
-                std::mem::forget(self.segment.clone());
-            }
-        }
-    }
-}
+/// While memory is being locked, other threads wait for the driver, and a thread that asks again at once is served
+/// first. So after each chunk there is a pause of this many times as long as it took.
+const PAUSE_RATIO: u32 = 3;
+const PAUSE_MIN: Duration = Duration::from_millis(1);
 
 /// Copies by whether their host side is page-locked.
 #[derive(Default)]
@@ -75,8 +45,10 @@ pub struct RegistrationProgress {
     pub bytes_seen: u64,
     /// Bytes of them that are page-locked.
     pub bytes_registered: u64,
-    /// Seconds spent on page-locking.
+    /// Seconds since page-locking began, without those in which there was nothing to do.
     pub seconds: f64,
+    /// Seconds of these in which the driver was busy with it, and other threads waited if they needed the driver.
+    pub driver_seconds: f64,
     /// Why there will be no more, if so.
     pub problem: Option<String>,
 }
@@ -97,6 +69,7 @@ struct Shared {
     bell: Condvar,
     segments: RwLock<BTreeMap<usize, Arc<LockedSegment>>>,
     nanoseconds: AtomicU64,
+    driver_nanoseconds: AtomicU64,
 }
 
 /// The segments, and the thread that looks after them.
@@ -116,6 +89,7 @@ impl Registration {
             bell: Condvar::new(),
             segments: RwLock::default(),
             nanoseconds: AtomicU64::new(0),
+            driver_nanoseconds: AtomicU64::new(0),
         };
         Self { shared: Arc::new(shared), thread: Mutex::default() }
     }
@@ -148,13 +122,12 @@ impl Registration {
         let mut split = SplitCopies::default();
         for copy in copies {
             let below = segments.range(..=copy.host).next_back().map(|(_, segment)| segment);
-            let segment = below.filter(|found| copy.host + copy.bytes <= found.segment.address + found.segment.bytes);
+            let segment = below.filter(|found| copy.host + copy.bytes <= found.end());
             let Some(segment) = segment else {
                 split.loose.push(*copy);
                 continue;
             };
-            let locked_end = segment.segment.address + segment.locked_bytes.load(Acquire);
-            let locked_bytes = locked_end.saturating_sub(copy.host).min(copy.bytes);
+            let locked_bytes = segment.locked_end().saturating_sub(copy.host).min(copy.bytes);
             let locked = CopyOp { bytes: locked_bytes, ..*copy };
             cut_copy(locked, |host, bytes| segment.run(host, bytes), |piece| split.locked.push(piece));
             if locked_bytes < copy.bytes {
@@ -176,9 +149,10 @@ impl Registration {
         let segments = self.shared.segments.read().unwrap_or_else(PoisonError::into_inner);
         RegistrationProgress {
             segments: segments.len(),
-            bytes_seen: segments.values().map(|one| one.segment.bytes as u64).sum(),
-            bytes_registered: segments.values().map(|one| one.locked_bytes.load(Relaxed) as u64).sum(),
-            seconds: Duration::from_nanos(self.shared.nanoseconds.load(Relaxed)).as_secs_f64(),
+            bytes_seen: segments.values().map(|one| one.bytes() as u64).sum(),
+            bytes_registered: segments.values().map(|one| one.locked_bytes() as u64).sum(),
+            seconds: seconds(&self.shared.nanoseconds),
+            driver_seconds: seconds(&self.shared.driver_nanoseconds),
             problem: self.shared.lock().problem.clone(),
         }
     }
@@ -212,7 +186,7 @@ impl Shared {
         if let Err(error) = &entered {
             self.give_up(&error.to_string());
         }
-        let (mut version, mut unannounced) = (None, false);
+        let (mut version, mut unannounced, mut leaving) = (None, false, Vec::new());
         loop {
             let now = self.space.segments_version();
             let mut wanted = self.lock();
@@ -223,25 +197,35 @@ impl Shared {
                 let parts = wanted.parts.clone();
                 drop(wanted);
                 version = Some(now);
-                self.follow(&parts);
+                leaving.extend(self.follow(&parts));
                 continue;
             }
             drop(wanted);
-            if entered.is_ok() && self.lock_next() {
+            let started = Instant::now();
+            if entered.is_ok()
+                && let Some(busy) = unlock_next(&mut leaving).or_else(|| self.lock_next())
+            {
                 unannounced = true;
+                self.rest(PAUSE_MIN.max(busy * PAUSE_RATIO), |_| true);
+                self.nanoseconds.fetch_add(started.elapsed().as_nanos() as u64, Relaxed);
+                self.driver_nanoseconds.fetch_add(busy.as_nanos() as u64, Relaxed);
                 continue;
             }
             if std::mem::take(&mut unannounced) {
                 self.announce();
             }
-            let wanted = self.lock();
-            let idle = |wanted: &mut Wanted| !wanted.stop && !wanted.changed;
-            drop(self.bell.wait_timeout_while(wanted, LOOK_INTERVAL, idle).unwrap_or_else(PoisonError::into_inner));
+            self.rest(LOOK_INTERVAL, |wanted| !wanted.changed);
         }
     }
 
-    /// Take in new segments, let go of those out of use.
-    fn follow(&self, parts: &[(Namespace, u32)]) {
+    /// Sleep for so long, while `idle` and not told to stop.
+    fn rest(&self, duration: Duration, idle: impl Fn(&Wanted) -> bool) {
+        let go_on = |wanted: &mut Wanted| !wanted.stop && idle(wanted);
+        drop(self.bell.wait_timeout_while(self.lock(), duration, go_on).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Take in new segments. Returns those out of use.
+    fn follow(&self, parts: &[(Namespace, u32)]) -> impl Iterator<Item = Arc<LockedSegment>> + use<> {
         let listed: BTreeMap<usize, Segment> = parts
             .iter()
             .flat_map(|(namespace, part)| self.space.segments(*namespace, *part))
@@ -252,47 +236,30 @@ impl Shared {
             std::mem::take(&mut *segments).into_iter().partition(|(address, _)| listed.contains_key(address));
         *segments = kept;
         for (address, segment) in listed {
-            segments.entry(address).or_insert_with(|| {
-                let driver = Arc::clone(&self.driver);
-                Arc::new(LockedSegment { driver, segment, chunk_bytes: self.chunk_bytes, locked_bytes: 0.into() })
-            });
+            segments
+                .entry(address)
+                .or_insert_with(|| Arc::new(LockedSegment::new(Arc::clone(&self.driver), segment, self.chunk_bytes)));
         }
-        drop(segments);
-        // Unlocking takes a while: not while copies wait for the list.
-        drop(gone);
+        gone.into_values()
     }
 
-    /// Page-lock one more chunk. `false` if there is none or there will be none.
-    fn lock_next(&self) -> bool {
+    /// Page-lock one more chunk. Returns how long that kept the driver busy; `None` if there is or will be no other.
+    fn lock_next(&self) -> Option<Duration> {
         if self.lock().problem.is_some() {
-            return false;
+            return None;
         }
         let next = {
             let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
-            segments.values().find(|segment| segment.left() > 0).map(Arc::clone)
+            segments.values().find(|segment| segment.locked_bytes() < segment.bytes()).map(Arc::clone)
         };
-        let Some(next) = next else { return false };
-        let offset = next.locked_bytes.load(Relaxed);
-        let bytes = next.left().min(self.chunk_bytes);
-        let started = Instant::now();
-        let outcome = self.driver.register_host(next.segment.address + offset, bytes);
-        self.nanoseconds.fetch_add(started.elapsed().as_nanos() as u64, Relaxed);
-        match outcome {
-            Ok(()) => next.locked_bytes.store(offset + bytes, Release),
-            Err(error) => self.give_up(&error.to_string()),
-        }
-        true
+        next?.lock_chunk().map_err(|error| self.give_up(&error.to_string())).ok()
     }
 
     fn announce(&self) {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
-        let bytes: usize = segments.values().map(|one| one.locked_bytes.load(Relaxed)).sum();
-        let seconds = Duration::from_nanos(self.nanoseconds.load(Relaxed)).as_secs_f64();
-        let gigabytes = bytes as f64 / 1e9;
-        log::info!(
-            "pegaflow: {gigabytes:.2} GB of the pool in {} segments are page-locked, {seconds:.2} s of work so far",
-            segments.len()
-        );
+        let gigabytes = segments.values().map(|one| one.locked_bytes()).sum::<usize>() as f64 / 1e9;
+        let seconds = seconds(&self.nanoseconds);
+        log::info!("pegaflow: {gigabytes:.2} GB of the pool are page-locked, after {seconds:.2} s of work so far");
     }
 
     fn give_up(&self, reason: &str) {
@@ -302,4 +269,20 @@ impl Shared {
         );
         self.lock().problem = Some(reason.to_owned());
     }
+}
+
+/// Unlock one chunk of a segment that no copy holds any more, or let go of it. Returns how long that kept the driver
+/// busy; `None` if there is none.
+fn unlock_next(leaving: &mut Vec<Arc<LockedSegment>>) -> Option<Duration> {
+    // Nobody can come to hold it anew: it is out of the list.
+    let free = leaving.iter().position(|segment| Arc::strong_count(segment) == 1)?;
+    if leaving[free].locked_bytes() > 0 {
+        return Some(leaving[free].unlock_chunk());
+    }
+    leaving.swap_remove(free);
+    Some(Duration::ZERO)
+}
+
+fn seconds(nanoseconds: &AtomicU64) -> f64 {
+    Duration::from_nanos(nanoseconds.load(Relaxed)).as_secs_f64()
 }

@@ -11,9 +11,10 @@ use super::driver::{CopyOp, Driver, DriverError, DriverResult, Event, Kernel, St
 use super::events::EventPool;
 use super::kernel_params::{KernelBlock, KernelParams};
 use super::lane::Tools;
+use super::locked_segment::LockedSegment;
 use super::options::{Backend, CudaOptions};
 use super::plan::{Piece, access_bytes, alignment_of, cut_copy, run_bytes, share_out};
-use super::registration::{LockedSegment, SplitCopies};
+use super::registration::SplitCopies;
 use super::ring::{CpuCopy, Ring, by_bounce};
 use super::tables::DeviceLayout;
 use super::tally::Tally;
@@ -145,8 +146,11 @@ impl Route {
     }
 
     fn backend(&self, tools: &Tools, job: &Job) -> Backend {
-        match tools.options.backend {
-            Backend::Auto if run_bytes(&job.layout) >= tools.options.direct_bytes_min => Backend::Direct,
+        let options = &tools.options;
+        match options.backend {
+            Backend::Auto if run_bytes(&job.layout) >= options.direct_from(self.driver.batches_copies()) => {
+                Backend::Direct
+            }
             Backend::Kernel if !self.driver.kernels_reach_host() => Backend::Staged,
             Backend::Auto => Backend::Staged,
             chosen => chosen,
