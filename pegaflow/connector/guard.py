@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from pegaflow.connector.log import logger
-from pegaflow.errors import ForkedProcess, PoolClosed, PoolCorrupt
+from pegaflow.errors import ForkedProcess, PegaFlowError, PoolClosed, PoolCorrupt
 from pegaflow.metrics import Recorder
 
 T = TypeVar("T")
@@ -39,6 +39,8 @@ class Guard:
         kind = (hook, type(error).__name__)
         if kind not in self._logged and len(self._logged) < KINDS_MAX:
             self._logged.add(kind)
-            logger.error("PegaFlow: %s failed and counts as a miss; serving goes on.", hook, exc_info=error)
+            # Our own errors say all there is to say in a sentence; of others we want to know where they come from.
+            trace = None if isinstance(error, PegaFlowError) else error
+            logger.error("PegaFlow: %s failed (%s); this counts as a miss.", hook, error, exc_info=trace)
         if isinstance(error, FATAL):
             self._on_fatal(str(error))
