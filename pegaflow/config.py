@@ -14,6 +14,7 @@ from pegaflow.errors import InvalidArgument
 
 PREFIX = "pegaflow."
 MODES = ("read_write", "save_only")
+TRANSFER_BACKENDS = ("auto", "staged", "direct", "kernel")
 LOAD_TIMEOUT_SECONDS_MIN = 30.0
 
 _POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -36,7 +37,6 @@ _SERVER_OPTIONS = ("host", "port")
 
 # Options whose feature this version does not have. Accepting them in silence would be a lie.
 _NOT_YET = (
-    "transfer_backend",
     "wait_for_full_prefix",
     "pd_tail_save",
     "pd_tail_load",
@@ -69,6 +69,8 @@ class ConnectorConfig:
     """Size of the pool if this process creates it; ``None``: what fits (see ``Pool.open``)."""
     shm_dir: str = "/dev/shm"
     segment_bytes: int | None = None
+    transfer_backend: str = "auto"
+    """How blocks get to and from a GPU (see ``_native.CudaCopier``); without a GPU it means nothing."""
     load_timeout_seconds: float = 120.0
     """A load that takes longer is reported in the log and the metrics; it is never abandoned half-way."""
     instance_id: str | None = None
@@ -100,10 +102,13 @@ def parse_size(value: Any, name: str = "size") -> int:
     return int(value)
 
 
-def _parse_mode(value: Any, name: str) -> str:
-    if value not in MODES:
-        raise InvalidArgument(f"{name} must be one of {', '.join(MODES)}, not {value!r}.")
-    return str(value)
+def _one_of(choices: tuple[str, ...]) -> Callable[[Any, str], str]:
+    def parse(value: Any, name: str) -> str:
+        if value not in choices:
+            raise InvalidArgument(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
+        return str(value)
+
+    return parse
 
 
 def _parse_pool_name(value: Any, name: str) -> str:
@@ -128,11 +133,12 @@ class _Option:
 
 
 _OPTIONS = {
-    "mode": _Option("mode", _parse_mode),
+    "mode": _Option("mode", _one_of(MODES)),
     "pool_name": _Option("pool_name", _parse_pool_name),
     "pool_size": _Option("pool_bytes", parse_size),
     "shm_dir": _Option("shm_dir", _parse_directory),
     "segment_size": _Option("segment_bytes", parse_size),
+    "transfer_backend": _Option("transfer_backend", _one_of(TRANSFER_BACKENDS)),
 }
 
 

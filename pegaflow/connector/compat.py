@@ -263,13 +263,13 @@ def layer_tensors(kv_caches: dict[str, Any], layer_names: Sequence[str], group_s
                 tensor.element_size(),
                 str(tensor.dtype),
                 page_bytes,
-                tensor.device.type,
+                str(tensor.device),
             )
         )
     return layers
 
 
-def attention_meaning(vllm_config: Any, layer_names: Sequence[str]) -> list[str]:
+def attention_meaning(vllm_config: Any, layer_names: Sequence[str], device: str = "cpu") -> list[str]:
     """What decides the order of bytes inside a block and cannot be seen in the tensor: backend, and instruction set
     on CPUs, whose kernels pack keys in their own order."""
     import torch
@@ -281,4 +281,6 @@ def attention_meaning(vllm_config: Any, layer_names: Sequence[str]) -> list[str]
         backend = getattr(layer, "attn_backend", None)
         backend_name = backend.get_name() if backend is not None else type(layer).__name__
         facts.add(f"{backend_name}:{getattr(layer, 'isa', '')}:{getattr(layer, 'kv_cache_dtype', '')}")
-    return [*sorted(facts), f"cpu={torch.backends.cpu.get_cpu_capability()}"]
+    if device == "cpu":
+        facts.add(f"cpu={torch.backends.cpu.get_cpu_capability()}")
+    return sorted(facts)

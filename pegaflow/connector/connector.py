@@ -16,7 +16,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
 from pegaflow import _native
 from pegaflow.config import ConnectorConfig, parse_config
 from pegaflow.connector import compat
-from pegaflow.connector.copies import NativeTypes
+from pegaflow.connector.copies import Copier, NativeTypes
+from pegaflow.connector.device import DeviceCopier
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.identity import ModelIdentity, config_problem
@@ -51,6 +52,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._store: Store | None = None
+        self._native = _native_types(config)
         if role is kv_base.KVConnectorRole.SCHEDULER:
             self._make_scheduler(config)
         else:
@@ -189,7 +191,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         """Take the KV caches: where blocks lie, from the tensors themselves."""
         rank = compat.worker_rank()
         by_block = len(self._groups) == 1 or not compat.features().failed_requests
-        self._worker = WorkerHalf(rank, BOOT_ID.read_text().strip(), _NATIVE, self._guard, by_block=by_block)
+        self._worker = WorkerHalf(rank, BOOT_ID.read_text().strip(), self._native, self._guard, by_block=by_block)
         try:
             self._register(self._worker, kv_caches)
         except Exception as error:
@@ -284,15 +286,19 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
 
     def _register(self, worker: WorkerHalf, kv_caches: dict[str, Any]) -> None:
         layouts = {}
+        devices: set[str] = set()
+        device = "cpu"
         blocks = int(self._kv_cache_config.num_blocks)
         for index, names, spec in self._groups:
             layers = compat.layer_tensors(kv_caches, names, spec)
-            devices = {layer.device for layer in layers} - {"cpu"}
-            if devices:
-                worker.refuse(f"KV caches on {devices.pop()} devices are not supported by this version yet.")
+            devices |= {layer.device for layer in layers}
+            device = min(devices, default="cpu")
+            if len(devices) > 1 or not device.startswith(("cpu", "cuda")):
+                worker.refuse(f"KV caches on {' and '.join(sorted(devices))} devices are not supported yet.")
                 return
-            layouts[index] = group_layout(layers, blocks, compat.attention_meaning(self._vllm_config, names))
-        worker.register(layouts, blocks, kv_caches)
+            meaning = compat.attention_meaning(self._vllm_config, names, device)
+            layouts[index] = group_layout(layers, blocks, meaning)
+        worker.register(layouts, blocks, kv_caches, device)
 
     def _plan(self) -> StepPlan:
         plan: Any = self._connector_metadata
@@ -347,4 +353,8 @@ def _attach_pool(name: str, shm_dir: str) -> "Pool":
     return _native.Pool.open(name, shm_dir=shm_dir, create=False, label="vllm worker")
 
 
-_NATIVE = NativeTypes(_attach_pool, _native.HostCopier, _native.KVLayout)
+def _native_types(config: ConnectorConfig) -> NativeTypes:
+    def copier(pool: "Pool", device: str) -> Copier:
+        return _native.HostCopier(pool) if device == "cpu" else DeviceCopier(pool, device, config.transfer_backend)
+
+    return NativeTypes(_attach_pool, copier, _native.KVLayout)

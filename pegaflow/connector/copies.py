@@ -7,15 +7,43 @@ waits for it; and never before its last copy has ended, since vLLM then reuses t
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pegaflow.connector.metadata import GroupBlocks, PoolAddress, Rank
 from pegaflow.errors import InvalidArgument, PoolBusy
 
 if TYPE_CHECKING:
-    from pegaflow._native import CopyDone, HostCopier, KVLayout, Pool
+    from pegaflow._native import CopyDone, KVLayout, Pool
 
 WAIT_MS = 50
+
+
+class Copier(Protocol):
+    """What copies on this rank: ``_native.HostCopier``, or ``DeviceCopier`` for caches on a device."""
+
+    def save(self, part: int, layout: "KVLayout", refs: Sequence[int], block_ids: Sequence[int]) -> int:
+        """Start copying blocks into reserved slots. Returns a job id."""
+        ...
+
+    def load(self, part: int, layout: "KVLayout", refs: Sequence[int], block_ids: Sequence[int]) -> int:
+        """Start copying leased slots into blocks. Returns a job id."""
+        ...
+
+    def poll(self) -> "list[CopyDone]":
+        """Jobs that completed since the last call."""
+        ...
+
+    def wait(self, timeout_ms: int) -> "list[CopyDone]":
+        """Like ``poll``, but waits a while for one."""
+        ...
+
+    def in_flight(self) -> int:
+        """Jobs that are not completed."""
+        ...
+
+    def close(self) -> None:
+        """Finish and stop."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -24,7 +52,8 @@ class NativeTypes:
 
     open_pool: "Callable[[str, str], Pool]"
     """Attach to an existing pool: name, directory."""
-    copier: "Callable[[Pool], HostCopier]"
+    copier: "Callable[[Pool, str], Copier]"
+    """For the device that the caches are on: ``"cpu"`` or ``"cuda:0"``."""
     layout: "Callable[[Sequence[tuple[int, int, int]], int], KVLayout]"
 
 
@@ -60,9 +89,7 @@ class Task:
 class Copies:
     """The copier of this rank and all jobs that use it."""
 
-    def __init__(
-        self, pool: "Pool", copier: "HostCopier", address: PoolAddress, rank: Rank, groups: Sequence[int]
-    ) -> None:
+    def __init__(self, pool: "Pool", copier: Copier, address: PoolAddress, rank: Rank, groups: Sequence[int]) -> None:
         """``groups``: vLLM's numbers of the KV cache groups, in the order of ``address.parts``."""
         self._pool = pool
         self._copier = copier
@@ -74,12 +101,21 @@ class Copies:
         self._open_saves = 0
 
     @classmethod
-    def open(cls, native: NativeTypes, address: PoolAddress, rank: Rank, groups: Sequence[int]) -> "Copies":
+    def open(
+        cls, native: NativeTypes, address: PoolAddress, rank: Rank, groups: Sequence[int], device: str
+    ) -> "Copies":
         """Attach to the pool and join the scheduler's process, so that what it reserves outlives neither alone."""
         pool = native.open_pool(address.name, address.shm_dir)
         if pool.member() != address.leader:
             pool.join(address.leader)
-        return cls(pool, native.copier(pool), address, rank, groups)
+        copies = cls(pool, native.copier(pool, device), address, rank, groups)
+        copies._prepare(address)
+        return copies
+
+    def problem(self) -> str | None:
+        """Why nothing can be copied any more, if so."""
+        ask = getattr(self._copier, "problem", None)
+        return ask() if ask is not None else None
 
     def start(self, task: Task, blocks: Sequence[GroupBlocks], layouts: "dict[int, KVLayout]") -> None:
         """Start all copies of a job. Parts that other ranks hold, or save for this one, need none."""
@@ -120,6 +156,16 @@ class Copies:
         """Finish what is queued and leave the pool."""
         self._copier.close()
         self._pool.close()
+
+    def _prepare(self, address: PoolAddress) -> None:
+        """Tell a copier that has to get ready where this rank's blocks will be."""
+        register = getattr(self._copier, "register", None)
+        if register is None:
+            return
+        for group, fingerprint, sizes in address.namespaces:
+            part = self._parts.get(group)
+            if part is not None:
+                register(self._pool.namespace(fingerprint, group, sizes), part)
 
     def _advance(self, task: Task, layouts: "dict[int, KVLayout]") -> None:
         """Start what a job still waits for; one that has nothing left in flight has ended."""

@@ -25,6 +25,8 @@ class PoolAddress:
     """Part of each rank, by group; ``None``: the rank holds no layer of that group."""
     savers: frozenset[Rank]
     """Ranks that copy on save. The others hold identical bytes and acknowledge at once."""
+    namespaces: tuple[tuple[int, bytes, tuple[int, ...]], ...] = ()
+    """``(group, fingerprint, bytes of each part)``, for workers that have to know where blocks will be."""
 
 
 @dataclass(frozen=True)

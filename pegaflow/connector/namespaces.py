@@ -176,6 +176,7 @@ class Store:
         layouts = [[[shape.part_bytes, shape.digest] for shape in shapes[rank].groups] for rank in savers]
         key = fingerprint({**factors, "layouts": layouts, "ranks": savers})
         namespaces = {}
+        named: list[tuple[int, bytes, tuple[int, ...]]] = []
         parts: dict[Rank, list[int | None]] = {rank: [] for rank in savers}
         for position, group in enumerate(self._geometry.groups):
             sizes: list[int] = []
@@ -184,9 +185,10 @@ class Store:
                 parts[rank].append(len(sizes) if size else None)
                 sizes += [size] if size else []
             namespaces[group.index] = pool.namespace(key, group.index, sizes, label=self._identity.label)
+            named.append((group.index, key, tuple(sizes)))
             pool.grow_ahead(namespaces[group.index])
         by_rank = {rank: tuple(parts[self._saver_of(rank)]) for rank in shapes}
-        self._address = PoolAddress(pool.name, pool.shm_dir, pool.member(), by_rank, frozenset(savers))
+        self._address = PoolAddress(pool.name, pool.shm_dir, pool.member(), by_rank, frozenset(savers), tuple(named))
         self._factors, self._namespaces = factors, namespaces
         block_bytes = sum(namespace.block_bytes for namespace in namespaces.values())
         logger.info(

@@ -213,7 +213,9 @@ class Saves:
         try:
             if pool is not None:
                 pool.publish([ref for ref in job.refs if ref not in job.failed])
-                pool.abort([ref for ref in job.refs if ref in job.failed])
+                failed = [ref for ref in job.refs if ref in job.failed]
+                # A device that was lost may still be writing what it has not copied.
+                (pool.quarantine if self._store.off else pool.abort)(failed)
             if job.failed:
                 self._recorder.count("save_failure")
             else:

@@ -13,7 +13,7 @@ from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.loads import MISS, Answer, Loads
 from pegaflow.connector.log import logger
-from pegaflow.connector.metadata import RankReport, SaveJob, StepPlan
+from pegaflow.connector.metadata import PoolAddress, RankReport, SaveJob, StepPlan
 from pegaflow.connector.namespaces import Store
 from pegaflow.connector.pins import Pins
 from pegaflow.connector.request_state import Phase, RequestState, RequestTable
@@ -49,6 +49,7 @@ class SchedulerHalf:
         self._bypasses = bypasses
         self._pins = Pins()
         self._bound = False
+        self._announced: PoolAddress | None = None
         self._guard = Guard(recorder, store.turn_off)
         overdue_seconds = config.load_timeout_seconds
         self._loads = Loads(geometry, store, self.table, recorder, overdue_seconds)
@@ -82,8 +83,9 @@ class SchedulerHalf:
         self._guard.run("watching copies", None, self._watch)
         if self._bound and not self._store.off:
             self._guard.run("planning saves", None, lambda: self._plan_saves(scheduled(), saves))
-        if not loads and not saves:
+        if not loads and not saves and self._store.address() == self._announced:
             return StepPlan(runs_model=runs_model)
+        self._announced = self._store.address()
         return StepPlan(self._store.address(), loads, tuple(saves), runs_model, self._settle)
 
     def update(self, report: RankReport | None, received: Collection[str]) -> None:

@@ -49,6 +49,7 @@ class WorkerHalf:
         self._layouts: dict[int, KVLayout] = {}
         self._blocks = 0
         self._keep_alive: object = None
+        self._device = "cpu"
         self._problem: str | None = "the KV caches of a worker were never registered."
         self._problem_reported = False
         self._loads_started: StepPlan | None = None
@@ -57,9 +58,12 @@ class WorkerHalf:
         self._invalid_blocks: set[int] = set()
         self._report = RankReport()
 
-    def register(self, layouts: Mapping[int, GroupLayout], blocks: int, keep_alive: object) -> None:
-        """Take the caches: regions by group in the order of groups, and whatever keeps their memory alive."""
-        self._group_layouts = dict(layouts)
+    def register(
+        self, layouts: Mapping[int, GroupLayout], blocks: int, keep_alive: object, device: str = "cpu"
+    ) -> None:
+        """Take the caches: regions by group in the order of groups, whatever keeps their memory alive, and the device
+        that they are on (``"cpu"`` or ``"cuda:0"``)."""
+        self._group_layouts, self._device = dict(layouts), device
         self._blocks, self._keep_alive, self._problem = blocks, keep_alive, None
         self.restore()
 
@@ -101,6 +105,8 @@ class WorkerHalf:
         if plan is self._loads_started:
             return
         self._loads_started = plan
+        if plan.pool is not None:
+            self._attached(plan.pool)  # with the first plan that names the pool, so that the first job need not
         for job in plan.loads:
             self._start(Task(load=job.request_id), job.blocks, plan.pool, doomed=job.doomed)
 
@@ -120,6 +126,7 @@ class WorkerHalf:
             if settle:
                 copies.settle(SETTLE_SECONDS_MAX)
             self._ended += copies.poll()
+            self._problem = self._problem or copies.problem()
         received: set[str] = set()
         failed: set[str] = set()
         ended, self._ended = self._ended, []
@@ -166,7 +173,7 @@ class WorkerHalf:
             try:
                 if address is None or self._rank not in address.parts:
                     raise PegaFlowError("the job came without the pool's address.")
-                self._copies = Copies.open(self._native, address, self._rank, list(self._group_layouts))
+                self._copies = Copies.open(self._native, address, self._rank, list(self._group_layouts), self._device)
             except PegaFlowError as error:
                 self._problem = f"a worker cannot use the pool: {error}"
                 logger.error("PegaFlow: %s", self._problem)

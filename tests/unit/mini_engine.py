@@ -114,7 +114,7 @@ class MiniEngine:
         self.received: dict[str, int] = {}
         self._ids = itertools.count()
 
-    def _fake_copier(self, pool: Any) -> Any:
+    def _fake_copier(self, pool: Any, device: str) -> Any:
         self.copiers.append(FakeCopier(pool))
         return self.copiers[-1]
 

@@ -76,7 +76,6 @@ def test_unknown_option_names_the_nearest(key: str, nearest: str) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "transfer_backend",
         "wait_for_full_prefix",
         "pd_tail_save",
         "pd_tail_load",

@@ -26,7 +26,12 @@ def engine_on(pool: Any, geometry: Any = SINGLE, **options: Any) -> MiniEngine:
     def attach(name: str, shm_dir: str) -> Any:
         return _native.Pool.open(name, shm_dir=shm_dir, create=False)
 
-    engine = MiniEngine(geometry, pool, native=NativeTypes(attach, _native.HostCopier, _native.KVLayout), **options)
+    engine = MiniEngine(
+        geometry,
+        pool,
+        native=NativeTypes(attach, lambda pool, device: _native.HostCopier(pool), _native.KVLayout),
+        **options,
+    )
     while not all(space.stats()["slots_free"] for space in (engine.store.namespaces() or {}).values()):
         pass  # the pool grows in the background; what is computed meanwhile may be saved or not
     return engine
