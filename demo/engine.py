@@ -20,7 +20,7 @@ SHM = Path("/dev/shm")
 
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
