@@ -78,7 +78,7 @@ class Mover:
 
     def _is_locked(self) -> bool:
         progress = self.copier.progress()
-        return bool(progress["bytes_registered"] >= self.cache.bytes)
+        return bool(progress["bytes_registered"] == progress["bytes_seen"] >= self.cache.bytes)
 
     def save(self) -> int:
         """Save everything into the reserved slots. A slot can be marked written once, so only the first save of a
@@ -104,7 +104,7 @@ class Mover:
         more = reserve_all(self.cache.pool, self.cache.namespace, [b"more" + key for key in self.cache.keys])
         self._saving, self.saved = self._order(more), False
         self.more = more
-        wait_until(lambda: bool(self.copier.progress()["bytes_registered"] >= 2 * self.cache.bytes), "not page-locked")
+        wait_until(lambda: self._is_locked(), "segments are not page-locked")
 
     def both(self) -> int:
         """Load everything, and save it elsewhere at the same time."""

@@ -107,6 +107,8 @@ def sweep_rows(place: Path, plain: Sequence[float], decode: Any, step_ms: float)
                     results += measure(name, cache, options, plain, load, step_ms, scattered=scattered)
             if kib == 4:
                 results += measure("4 KiB, not page-locked", cache, {"register": False}, plain, decode, step_ms)
+            if kib == 32:
+                results += first_load("32 KiB, load that begins with page-locking", cache, plain)
     return results
 
 
@@ -150,6 +152,24 @@ def beside_rows(name: str, beside: Any, plain: float, step_ms: float) -> list[Re
         Result(f"{name}, beside, step median", beside.step_ms, "ms", "step alone, median", step_ms),
         Result(f"{name}, beside, step worst", beside.step_ms_worst, "ms", "step alone, median", step_ms),
     )
+
+
+def first_load(name: str, cache: "Cache", plain: Sequence[float]) -> list[Result]:
+    """What the first request of a fresh process finds: nothing is page-locked yet, and page-locking begins with it."""
+    from benchmarks._gpu_cache import Mover
+
+    mover = Mover(cache, {}, locked=False)
+    mover.save()
+    mover.publish()
+    assert cache.namespace is not None
+    mover.copier.register(cache.namespace, 0)
+    seconds = [seconds_of(mover.load) for _ in range(4)]
+    mover.close()
+    rows = [
+        Result(f"{name}, round {number + 1}", cache.bytes / one / 1e9, "GB/s", "contiguous, idle", plain[0])
+        for number, one in enumerate(seconds)
+    ]
+    return show(*rows)
 
 
 def both_ways_and_small(name: str, cache: "Cache", plain: float) -> list[Result]:

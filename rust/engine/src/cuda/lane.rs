@@ -29,6 +29,9 @@ pub(super) struct Tools {
     pub(super) cpu: CpuCopier,
 }
 
+/// More pieces than the device gets done between two looks.
+const PLENTY_PIECES: usize = 4;
+
 /// A piece that the device is working on.
 struct Flight {
     job: u64,
@@ -84,6 +87,11 @@ impl Lane {
     /// Whether there is a job.
     pub(super) fn is_busy(&self) -> bool {
         !self.jobs.is_empty()
+    }
+
+    /// Whether the device has enough to do that it need not be asked soon.
+    pub(super) fn has_plenty(&self) -> bool {
+        self.waiting.is_none() && self.flights.len() >= PLENTY_PIECES
     }
 
     /// When to look again, if not at once when the device has done something.

@@ -22,12 +22,13 @@ pub(super) struct LockedSegment {
     segment: Segment,
     chunk_bytes: usize,
     locked_bytes: AtomicUsize,
+    touched_bytes: AtomicUsize,
 }
 
 impl LockedSegment {
     /// Nothing is locked yet.
     pub(super) fn new(driver: Arc<dyn Driver>, segment: Segment, chunk_bytes: usize) -> Self {
-        Self { driver, segment, chunk_bytes, locked_bytes: AtomicUsize::new(0) }
+        Self { driver, segment, chunk_bytes, locked_bytes: AtomicUsize::new(0), touched_bytes: AtomicUsize::new(0) }
     }
 
     /// Its length.
@@ -62,12 +63,21 @@ impl LockedSegment {
     pub(super) fn lock_chunk(&self) -> DriverResult<Duration> {
         let offset = self.locked_bytes.load(Relaxed);
         let bytes = (self.segment.bytes - offset).min(self.chunk_bytes);
-        // Whatever the driver has to map by itself it maps under its lock, while everybody else waits for that.
-        touch(self.segment.address + offset, bytes);
+        self.touch_next();
         let started = Instant::now();
         self.driver.register_host(self.segment.address + offset, bytes)?;
         self.locked_bytes.store(offset + bytes, Release);
         Ok(started.elapsed())
+    }
+
+    /// Have the kernel map the chunk that is locked next, if it has not done so yet. Whatever the driver has to map by
+    /// itself it maps under its lock, while everybody else waits for that.
+    pub(super) fn touch_next(&self) {
+        let offset = self.locked_bytes.load(Relaxed);
+        let bytes = (self.segment.bytes - offset).min(self.chunk_bytes);
+        if self.touched_bytes.fetch_max(offset + bytes, Relaxed) < offset + bytes {
+            touch(self.segment.address + offset, bytes);
+        }
     }
 
     /// Unlock one chunk, from the end. No copy may hold the segment. Returns how long the driver was busy with it.

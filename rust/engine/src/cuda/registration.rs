@@ -21,9 +21,9 @@ use super::plan::cut_copy;
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// While memory is being locked, other threads wait for the driver, and a thread that asks again at once is served
-/// first. So after each chunk there is a pause of this many times as long as it took.
-const PAUSE_RATIO: u32 = 3;
-const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// first. So the driver is left alone after each chunk for this many times as long as the chunk took.
+const PAUSE_RATIO: u32 = 2;
+const PAUSE_MIN: Duration = Duration::from_micros(500);
 
 /// Copies by whether their host side is page-locked.
 #[derive(Default)]
@@ -206,7 +206,9 @@ impl Shared {
                 && let Some(busy) = unlock_next(&mut leaving).or_else(|| self.lock_next())
             {
                 unannounced = true;
-                self.rest(PAUSE_MIN.max(busy * PAUSE_RATIO), |_| true);
+                let pause = Instant::now() + PAUSE_MIN.max(busy * PAUSE_RATIO);
+                self.touch_ahead();
+                self.rest(pause.saturating_duration_since(Instant::now()), |_| true);
                 self.nanoseconds.fetch_add(started.elapsed().as_nanos() as u64, Relaxed);
                 self.driver_nanoseconds.fetch_add(busy.as_nanos() as u64, Relaxed);
                 continue;
@@ -248,11 +250,20 @@ impl Shared {
         if self.lock().problem.is_some() {
             return None;
         }
-        let next = {
-            let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
-            segments.values().find(|segment| segment.locked_bytes() < segment.bytes()).map(Arc::clone)
-        };
-        next?.lock_chunk().map_err(|error| self.give_up(&error.to_string())).ok()
+        self.next()?.lock_chunk().map_err(|error| self.give_up(&error.to_string())).ok()
+    }
+
+    /// Make the next chunk quicker to lock.
+    fn touch_ahead(&self) {
+        if let Some(next) = self.next() {
+            next.touch_next();
+        }
+    }
+
+    /// A segment that is not locked to its end.
+    fn next(&self) -> Option<Arc<LockedSegment>> {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        segments.values().find(|segment| segment.locked_bytes() < segment.bytes()).map(Arc::clone)
     }
 
     fn announce(&self) {
