@@ -26,6 +26,8 @@ pub const LABEL_BYTES_MAX: usize = 64;
 pub const SEGMENT_BYTES_MIN: u64 = 64 << 10;
 /// Default and largest automatic segment.
 pub const SEGMENT_BYTES_DEFAULT: u64 = 1 << 30;
+/// Bytes of a pool; small enough that sums over extents never overflow.
+pub const POOL_BYTES_MAX: u64 = 1 << 50;
 /// Default pool, where the file system has twice as much left.
 pub const POOL_BYTES_DEFAULT: u64 = 30_000_000_000;
 

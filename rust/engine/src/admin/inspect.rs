@@ -128,25 +128,30 @@ fn locks_held(view: &View) -> usize {
 
 fn namespaces(view: &View) -> Vec<(NamespaceReport, NamespaceFacts)> {
     let (extents, _) = view.extents();
-    let rows = view.control.namespaces().iter().enumerate();
-    rows.filter_map(|(id, row)| {
-        let facts = facts(row)?;
-        let mine: Vec<&Extent> = extents.iter().filter(|extent| extent.namespace as usize == id).collect();
-        let report = NamespaceReport {
-            id,
-            fingerprint: facts.fingerprint.iter().flat_map(|w| w.to_le_bytes()).map(|b| format!("{b:02x}")).collect(),
-            group: facts.group,
-            label: facts.label.clone(),
-            epoch: facts.epoch,
-            parts: facts.part_bytes.len(),
-            part_bytes: facts.part_bytes.clone(),
-            segments: mine.iter().map(|extent| extent.segments.len()).sum(),
-            slots: mine.iter().map(|extent| u64::from(extent.slot_count)).sum(),
-            ..NamespaceReport::default()
-        };
-        Some((report, facts))
-    })
-    .collect()
+    (0..view.control.namespaces().len())
+        .filter_map(|id| {
+            let facts = facts(&view.control, id as u32)?;
+            let mine: Vec<&Extent> = extents.iter().filter(|extent| extent.namespace as usize == id).collect();
+            let report = NamespaceReport {
+                id,
+                fingerprint: facts
+                    .fingerprint
+                    .iter()
+                    .flat_map(|w| w.to_le_bytes())
+                    .map(|b| format!("{b:02x}"))
+                    .collect(),
+                group: facts.group,
+                label: facts.label.clone(),
+                epoch: facts.epoch,
+                parts: facts.part_bytes.len(),
+                part_bytes: facts.part_bytes.clone(),
+                segments: mine.iter().map(|extent| extent.segments.len()).sum(),
+                slots: mine.iter().map(|extent| u64::from(extent.slot_count)).sum(),
+                ..NamespaceReport::default()
+            };
+            Some((report, facts))
+        })
+        .collect()
 }
 
 fn processes(view: &View) -> Vec<ProcessReport> {

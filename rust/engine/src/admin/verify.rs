@@ -115,8 +115,8 @@ fn check_extents(view: &View, extents: &[Extent], report: &mut Report) {
 }
 
 fn check_segment_files(view: &View, extent: &Extent, report: &mut Report) {
-    let Some(facts) = facts(&view.control.namespaces()[extent.namespace as usize]) else {
-        return report.problem(format!("extent {} belongs to no namespace", extent.index));
+    let Some(facts) = facts(&view.control, extent.namespace) else {
+        return report.problem(format!("extent {} belongs to no namespace that can be", extent.index));
     };
     if facts.part_bytes.len() != extent.segments.len() {
         return report.problem(format!("extent {} has another number of parts than its namespace", extent.index));

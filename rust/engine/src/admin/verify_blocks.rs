@@ -46,7 +46,7 @@ pub(super) fn check_blocks(
     let total: u64 = extents.iter().map(|extent| u64::from(extent.slot_count)).sum();
     let mut done = 0;
     for extent in extents.iter().filter(|extent| extent.state == ExtentState::Ready) {
-        let Some(facts) = facts(&view.control.namespaces()[extent.namespace as usize]) else { continue };
+        let Some(facts) = facts(&view.control, extent.namespace) else { continue };
         for slot in extent.slots() {
             blocks.check_slot(slot, extent, &facts, checksums, report);
             done += 1;
@@ -219,7 +219,7 @@ impl Blocks<'_> {
         let (mut left, mut slot) = (used, head);
         loop {
             let extent = Extent::load(&self.view.control, self.view.control.extent_of(slot)?).ok()??;
-            let part_bytes = facts(&self.view.control.namespaces()[extent.namespace as usize])?.part_bytes[0];
+            let part_bytes = facts(&self.view.control, extent.namespace)?.part_bytes[0];
             let bytes = self.bytes_of(slot, &extent, 0, part_bytes)?;
             let taken = left.min(bytes.len());
             checksum.add(part_checksum(0, &bytes[..taken]));

@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::limits::{
-    LABEL_BYTES_MAX, NAMESPACES_MAX, PROCESSES_MAX, SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, SEGMENTS_MAX, SLOTS_MAX,
-    SLOTS_MIN, SLOTS_PER_RANGE, STRIPES,
+    LABEL_BYTES_MAX, NAMESPACES_MAX, POOL_BYTES_MAX, PROCESSES_MAX, SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN,
+    SEGMENTS_MAX, SLOTS_MAX, SLOTS_MIN, SLOTS_PER_RANGE, STRIPES,
 };
 use crate::shm::rows::{ExtentRow, NamespaceRow, PoolHeader, ProcessRow, SlotHeader, Stripe};
 
@@ -57,6 +57,9 @@ impl Geometry {
         }
         if self.pool_bytes == 0 || !self.pool_bytes.is_multiple_of(self.segment_bytes) {
             return Err(format!("a pool of {} bytes holds no segment of {}", self.pool_bytes, self.segment_bytes));
+        }
+        if self.pool_bytes > POOL_BYTES_MAX {
+            return Err(format!("a pool of {} bytes is too large: at most {POOL_BYTES_MAX}", self.pool_bytes));
         }
         if self.segments_max() > SEGMENTS_MAX {
             return Err(format!(

@@ -3,6 +3,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::{NAMESPACES_MAX, PARTS_MAX};
+use crate::shm::control::Control;
 use crate::shm::core::Core;
 use crate::shm::extent::Extent;
 use crate::shm::geometry::slot_stride;
@@ -76,7 +77,7 @@ impl Core {
                 return Ok(Namespace(id as u32));
             }
             if load4(&row.fingerprint) == words && row.group.load(Relaxed) == group {
-                let known = sizes(row);
+                let known = sizes(&self.control, row).unwrap_or_default();
                 if known != part_bytes {
                     return Err(Error::refused(format!(
                         "the namespace exists with parts of {known:?} bytes, not {part_bytes:?}: the fingerprint does \
@@ -131,16 +132,14 @@ impl Core {
     }
 
     pub(crate) fn namespace_info(&self, ns: Namespace) -> Result<NamespaceInfo> {
-        let part_bytes = sizes(self.namespace_row(ns)?);
-        if part_bytes.is_empty() {
-            return Err(Error::corrupt(format!("namespace {} has no parts: remove the pool", ns.0)));
-        }
+        let part_bytes = sizes(&self.control, self.namespace_row(ns)?)
+            .ok_or_else(|| Error::corrupt(format!("namespace {} has impossible parts: remove the pool", ns.0)))?;
         Ok(NamespaceInfo { id: ns.0, parts: part_bytes.len() as u32, part_bytes })
     }
 
     /// Make every block of `ns` foreign, for all processes at once.
     pub(crate) fn reset(&self, ns: Namespace) -> Result<u64> {
-        let epoch = self.namespace_row(ns)?.epoch.fetch_add(1, SeqCst) + 1;
+        let epoch = self.namespace_row(ns)?.epoch.fetch_add(1, SeqCst).wrapping_add(1);
         crate::crash_point::pass("reset.bumped");
         // What is stale now is of no use to anybody: first in line for eviction.
         let identity = self.identity(ns)?;
@@ -173,10 +172,13 @@ impl Core {
     }
 }
 
-/// Part sizes as the row has them, cut to what can be.
-pub(crate) fn sizes(row: &NamespaceRow) -> Vec<u64> {
-    let parts = (row.parts.load(Relaxed) as usize).min(PARTS_MAX);
-    row.part_bytes[..parts].iter().map(|bytes| bytes.load(Relaxed)).collect()
+/// Part sizes as the row has them; `None` if no writer writes such sizes.
+fn sizes(control: &Control, row: &NamespaceRow) -> Option<Vec<u64>> {
+    let parts = row.parts.load(Relaxed) as usize;
+    let part_bytes: Vec<u64> = row.part_bytes.get(..parts)?.iter().map(|bytes| bytes.load(Relaxed)).collect();
+    let segment_bytes = control.geometry().segment_bytes;
+    let possible = |bytes: &u64| *bytes != 0 && *bytes <= segment_bytes && slot_stride(*bytes) <= segment_bytes;
+    (!part_bytes.is_empty() && part_bytes.iter().all(possible)).then_some(part_bytes)
 }
 
 /// A namespace as `pegaflow inspect` shows it.
@@ -188,13 +190,14 @@ pub(crate) struct NamespaceFacts {
     pub(crate) part_bytes: Vec<u64>,
 }
 
-/// Facts of a row, `None` if it is free.
-pub(crate) fn facts(row: &NamespaceRow) -> Option<NamespaceFacts> {
-    (row.state.load(Acquire) == READY).then(|| NamespaceFacts {
+/// Facts of a namespace, `None` if there is none of that number or what its row says cannot be.
+pub(crate) fn facts(control: &Control, id: u32) -> Option<NamespaceFacts> {
+    let row = control.namespaces().get(id as usize).filter(|row| row.state.load(Acquire) == READY)?;
+    Some(NamespaceFacts {
         fingerprint: load4(&row.fingerprint),
         group: row.group.load(Relaxed),
         epoch: row.epoch.load(SeqCst),
         label: load_label(&row.label),
-        part_bytes: sizes(row),
+        part_bytes: sizes(control, row)?,
     })
 }

@@ -14,9 +14,9 @@ impl Core {
         let Some(first) = chain.first() else { return };
         let before = self.pin_blocks_before(*first);
         let count = (before.len() + chain.len()) as u64;
-        let newest = self.control.header().clock.fetch_add(count, SeqCst) + count;
+        let newest = self.tick(count);
         for (position, block) in before.iter().rev().chain(chain).enumerate() {
-            self.control.stamp(block.slot()).fetch_max(newest - position as u64, SeqCst);
+            self.control.stamp(block.slot()).fetch_max(newest.saturating_sub(position as u64), SeqCst);
         }
         for block in before {
             if let Err(error) = self.unpin(block) {
@@ -30,16 +30,25 @@ impl Core {
         self.stamp_chain(&[tail]);
     }
 
+    /// Take `count` ticks of the shared clock; returns the last.
+    fn tick(&self, count: u64) -> u64 {
+        self.control.header().clock.fetch_add(count, SeqCst).wrapping_add(count)
+    }
+
     /// Pin the blocks before `block` in its chain, by the headers' parent links; the nearest comes first.
     fn pin_blocks_before(&self, mut block: BlockRef) -> Vec<BlockRef> {
-        let mut before = Vec::new();
-        while (before.len() as u64) < self.control.geometry().slots_max {
-            let Some(header) = self.control.slot(block.slot()) else { break };
+        let mut before: Vec<BlockRef> = Vec::new();
+        // Damaged links may form a circle: whoever comes back to a place that is looked at again and again is in one.
+        let mut landmark = block;
+        while let Some(header) = self.control.slot(block.slot()) {
             block = BlockRef(header.parent.load(Acquire));
-            if block.0 == 0 || !self.pin(block) {
+            if block.0 == 0 || block == landmark || !self.pin(block) {
                 break;
             }
             before.push(block);
+            if before.len().is_power_of_two() {
+                landmark = block;
+            }
         }
         before
     }
@@ -47,7 +56,7 @@ impl Core {
     /// Stamp of a new block: newest of all without a parent, else just below its parent.
     pub(crate) fn stamp_of_child(&self, parent: Option<BlockRef>) -> u64 {
         match parent {
-            None => self.control.header().clock.fetch_add(1, SeqCst) + 1,
+            None => self.tick(1),
             Some(parent) => self.control.stamp(parent.slot()).load(SeqCst).saturating_sub(1).max(1),
         }
     }

@@ -1,10 +1,12 @@
 //! Child processes of the helper program `pool-worker`.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -47,6 +49,16 @@ impl Worker {
         let mut text = String::new();
         self.stdout.read_line(&mut text).unwrap();
         text.trim_end().to_owned()
+    }
+
+    /// The next line, which has to come within half a minute; `what` says what the worker is at.
+    pub fn line_in_time(&mut self, what: &str) -> String {
+        let ready = |worker: &Self| {
+            let mut output = [PollFd::new(worker.stdout.get_ref().as_fd(), PollFlags::POLLIN)];
+            poll(&mut output, PollTimeout::from(30_000u16)).unwrap() > 0
+        };
+        assert!(!self.stdout.buffer().is_empty() || ready(self), "the worker hangs at {what}");
+        self.line()
     }
 
     /// Write a line to the worker.

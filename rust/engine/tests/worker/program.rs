@@ -6,6 +6,8 @@
 mod blocks;
 #[path = "create.rs"]
 mod create;
+#[path = "damage.rs"]
+mod damage;
 #[path = "fork.rs"]
 mod fork;
 #[path = "full.rs"]
@@ -33,6 +35,7 @@ fn main() {
         "point" => points::run(&dir, rest[0], rest[1], &rest[2..]),
         "create" => create::race(&dir),
         "open-close" => create::open_close(&dir, rest[0].parse().unwrap()),
+        "damage" => damage::run(&dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
         "fork" => fork::run(&dir, rest[0]),
         "full" => full::run(&dir, rest[0]),
         "hammer" => hammer::run(&dir, rest[0].parse().unwrap(), rest[1].as_ref()),
