@@ -2,6 +2,8 @@
 
 import array
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -207,3 +209,16 @@ def test_unknown_crash_points_are_refused() -> None:
         _native.crash_point_arm("no such point")
     with pytest.raises(InvalidArgument):
         _native.crash_point_arm(_native.crash_points()[0], "explode")
+
+
+def test_engine_logs_to_standard_error_as_much_as_asked_for(tmp_path: Path) -> None:
+    script = (
+        "from pegaflow import _native\n"
+        f"_native.Pool.open('logs', shm_dir={str(tmp_path)!r}, pool_bytes=1 << 20).rebuild_index()\n"
+    )
+    for level, expected in (("info", True), ("error", False)):
+        environment = {**os.environ, "PEGAFLOW_LOG": level}
+        command = [sys.executable, "-c", script]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert ("INFO pegaflow: rebuilt the index of pool logs" in ended.stderr) is expected
+        assert ended.stdout == ""

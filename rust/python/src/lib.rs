@@ -10,6 +10,7 @@ mod hash;
 mod items;
 mod keys;
 mod layout;
+mod log;
 mod namespace;
 mod objects;
 mod pool;
@@ -47,6 +48,7 @@ mod _native {
     /// `__all__` would have to be kept in the stub as well; everything here is public anyway.
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::log::start();
         module.delattr("__all__")
     }
 }
