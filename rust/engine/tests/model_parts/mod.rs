@@ -1,5 +1,7 @@
 //! The model: a map, the leases and the reservations that a pool with several members should have.
 
+#![allow(unreachable_pub, reason = "a test module")]
+
 use std::collections::HashMap;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
