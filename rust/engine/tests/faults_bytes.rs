@@ -1,6 +1,5 @@
-//! Damaged bytes in the control file, before and while a process works with it: an error or correct service, and never a
-//! crash, a hang or an access outside. `PEGAFLOW_TEST_SEED` repeats a run,
-//! `PEGAFLOW_TEST_CASES` makes it longer.
+//! Damaged bytes in the control file, before and while a process works with it: an error or correct service, and never
+//! a crash, a hang or an access outside. `PEGAFLOW_TEST_SEED` repeats a run, `PEGAFLOW_TEST_CASES` makes it longer.
 #![allow(missing_docs)]
 
 mod common;

@@ -1,5 +1,5 @@
-//! Random operations of several members of one pool against a `HashMap`: what is found is what was stored, what is leased
-//! stays, and no block is there whose parent is gone. `PEGAFLOW_TEST_SEED` repeats a run.
+//! Random operations of several members of one pool against a `HashMap`: what is found is what was stored, what is
+//! leased stays, and no block is there whose parent is gone. `PEGAFLOW_TEST_SEED` repeats a run.
 #![allow(missing_docs)]
 
 mod common;
