@@ -165,6 +165,9 @@ class MiniEngine:
     def step(self) -> StepPlan:
         """Schedule, run the workers, take their results."""
         scheduled = self._schedule()
+        running = [request for request in self.requests.values() if request.state == "running"]
+        if running and not scheduled and not self.scheduler.has_pending_saves():
+            self.preempt(running[-1])  # out of blocks, and nobody is about to give some back
         step = [(r, min(r.num_computed_tokens + n, r.num_tokens)) for r, n in scheduled.items()]
         states = [(self.scheduler.table.get(r.request_id), r.tables, after) for r, after in step]
         plan = self.scheduler.plan(
