@@ -27,8 +27,8 @@ fn dead_processes(pool: &Pool) -> usize {
     facts["processes"].as_array().unwrap().iter().filter(|process| process["alive"] == false).count()
 }
 
-/// Reap until nothing of the dead is left, then check everything. An index that a dead process was rebuilding is
-/// rebuilt by a background thread soon.
+/// Reap until nothing of the dead is left, then check everything. Background threads may still be at work (rebuilding
+/// an index, taking an extent out of use), and a check is exact only while nobody is: what counts is what stays.
 pub fn assert_settled(pool: &Pool) {
     let started = Instant::now();
     while pool.reap().unwrap() > 0 || dead_processes(pool) > 0 {
@@ -37,12 +37,11 @@ pub fn assert_settled(pool: &Pool) {
     }
     loop {
         let problems = problems(pool);
-        if !problems.iter().any(|problem| problem == "the index waits to be rebuilt") {
-            assert!(problems.is_empty(), "pegaflow verify: {problems:?}");
+        if problems.is_empty() {
             return;
         }
-        assert!(started.elapsed() < Duration::from_secs(5), "the index is never rebuilt");
-        std::thread::sleep(Duration::from_millis(5));
+        assert!(started.elapsed() < Duration::from_secs(10), "pegaflow verify: {problems:?}");
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
