@@ -70,6 +70,7 @@ def start_seconds(settings: dict[str, Any]) -> tuple[float, float]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONHASHSEED": "0",
+        "PEGAFLOW_SHARE_DUMMY_WEIGHTS": "1",
     }
     done = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(settings)],

@@ -56,6 +56,7 @@ _NOT_YET = (
     "ssd_prefetch_inflight",
 )
 _NOT_YET_PREFIXES = ("ssd_", "pd_", "pd.", "nixl.")
+_ENVIRONMENT_PREFIX = "PEGAFLOW_"
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,9 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
     """
     for key in extra:
         _check_known(key)
+    for variable, value in environ.items():
+        if value and variable.startswith(_ENVIRONMENT_PREFIX):
+            _check_not_missing(variable.removeprefix(_ENVIRONMENT_PREFIX).lower(), variable)
     fields: dict[str, Any] = {}
     for name, option in _OPTIONS.items():
         variable = f"PEGAFLOW_{name.upper()}"
@@ -169,11 +173,16 @@ def _check_known(key: str) -> None:
     name = key.removeprefix(PREFIX)
     if key.startswith(PREFIX) and (name in _OPTIONS or name in _SERVER_OPTIONS):
         return
-    if key.startswith(PREFIX) and (name in _NOT_YET or name.startswith(_NOT_YET_PREFIXES)):
-        raise InvalidArgument(f"{key} is not supported by this version of PegaFlow yet: remove it.")
+    if key.startswith(PREFIX):
+        _check_not_missing(name, key)
     known = sorted([*_OPTIONS, *_SERVER_OPTIONS])
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
     raise InvalidArgument(f"{key!r} is not an option of PegaFlow: did you mean {PREFIX + nearest!r}?")
+
+
+def _check_not_missing(name: str, written: str) -> None:
+    if name in _NOT_YET or name.startswith(_NOT_YET_PREFIXES):
+        raise InvalidArgument(f"{written} is not supported by this version of PegaFlow yet: remove it.")
 
 
 def _load_timeout(environ: Mapping[str, str]) -> float:

@@ -2,14 +2,14 @@
 
 Reading 100 GB before the first request is out of the question, so content is sampled: all headers, and pieces of every
 tensor spread from its first to its last byte. A fine-tune of any tensor changes its samples; names of directories,
-tokenizer files and file times do not count.
+tokenizer files and file times do not count. A hub's cache names files by the hash of all their bytes; that counts too.
 """
 
 import hashlib
 import json
-import mmap
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
@@ -18,17 +18,17 @@ PIECES_PER_TENSOR = 16
 PIECES_PER_FILE_MAX = 65_536
 PIECES_PER_OPAQUE_FILE = 4_096
 HEADER_BYTES_MAX = 256 << 20
+PROCESSOR_CONFIGS = "*processor*_config.json"
+PROCESSOR_CONFIG_BYTES_MAX = 16 << 20
+
+_Read = Callable[[int, int], bytes]
+"""Bytes ``begin <= offset < end`` of a file."""
 
 
 def weights_digest(path: str) -> str | None:
     """SHA-256 (hex) that identifies the weights in directory or file ``path``; ``None`` if there are none."""
     root = Path(path)
-    if root.is_file():
-        files = [root]
-    elif root.is_dir():
-        files = sorted(entry for entry in root.iterdir() if entry.suffix in WEIGHT_SUFFIXES and entry.is_file())
-    else:
-        return None
+    files = _weight_files(root)
     if not files:
         return None
     total = hashlib.sha256()
@@ -37,24 +37,78 @@ def weights_digest(path: str) -> str | None:
         name = "" if root.is_file() else file.name
         total.update(f"{len(name)}:{name}:{file.stat().st_size}:".encode())
         total.update(_file_digest(file))
+        total.update(_blob_name(file).encode())
     return total.hexdigest()
+
+
+def processors_digest(path: str) -> str:
+    """SHA-256 (hex) of the files next to the weights that say how images and the like are prepared."""
+    root = Path(path)
+    total = hashlib.sha256()
+    for file in sorted((root if root.is_dir() else root.parent).glob(PROCESSOR_CONFIGS)):
+        with file.open("rb") as opened:
+            content = opened.read(PROCESSOR_CONFIG_BYTES_MAX)
+        total.update(f"{len(file.name)}:{file.name}:{len(content)}:".encode())
+        total.update(content)
+    return total.hexdigest()
+
+
+def changed_since_start(path: str) -> bool:
+    """Whether weights were written after this process started, which may have loaded what was there before. Files that
+    are named by their content cannot be overwritten by others."""
+    started = process_started()
+    return any(file.stat().st_mtime > started and not _blob_name(file) for file in _weight_files(Path(path)))
+
+
+def process_started() -> float:
+    """When this process was started, in seconds since the epoch."""
+    with open("/proc/self/stat", "rb") as stat:
+        ticks = int(stat.read().rpartition(b")")[2].split()[19])
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time() - (uptime - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _weight_files(root: Path) -> list[Path]:
+    if root.is_file():
+        return [root]
+    if root.is_dir():
+        return sorted(entry for entry in root.iterdir() if entry.suffix in WEIGHT_SUFFIXES and entry.is_file())
+    return []
+
+
+def _blob_name(file: Path) -> str:
+    """Name of the file in a hub's cache that ``file`` links to: the hash of its content; empty for other files."""
+    if not file.is_symlink():
+        return ""
+    target = file.resolve()
+    return target.name if target.parent.name == "blobs" else ""
 
 
 def _file_digest(path: Path) -> bytes:
     digest = hashlib.sha256()
-    size = path.stat().st_size
-    if size == 0:
-        return digest.digest()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if hasattr(data, "madvise"):
-            data.madvise(mmap.MADV_RANDOM)
-        for begin, end in _pieces(data, size):
-            digest.update(data[begin:end])
+    with path.open("rb", buffering=0) as file:
+        # Not mapped: a file that shrinks meanwhile is an error here and would be SIGBUS there.
+        descriptor = file.fileno()
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        size = os.fstat(descriptor).st_size
+        for begin, end in _pieces(lambda begin, end: _read(descriptor, begin, end), size) if size else ():
+            digest.update(_read(descriptor, begin, end))
     return digest.digest()
 
 
-def _pieces(data: mmap.mmap, size: int) -> Iterator[tuple[int, int]]:
-    tensors = _safetensors_ranges(data, size)
+def _read(descriptor: int, begin: int, end: int) -> bytes:
+    pieces = []
+    while begin < end:
+        piece = os.pread(descriptor, end - begin, begin)
+        if not piece:
+            raise OSError("a file of weights became shorter while it was read")
+        pieces.append(piece)
+        begin += len(piece)
+    return b"".join(pieces)
+
+
+def _pieces(read: _Read, size: int) -> Iterator[tuple[int, int]]:
+    tensors = _safetensors_ranges(read, size)
     if tensors is None:
         yield 0, min(size, 1 << 20)
         yield from _spread(0, size, PIECES_PER_OPAQUE_FILE)
@@ -77,15 +131,15 @@ def _spread(begin: int, end: int, pieces: int) -> Iterator[tuple[int, int]]:
         yield start, start + PIECE_BYTES
 
 
-def _safetensors_ranges(data: mmap.mmap, size: int) -> tuple[int, list[tuple[int, int]]] | None:
+def _safetensors_ranges(read: _Read, size: int) -> tuple[int, list[tuple[int, int]]] | None:
     """``(end of header, byte range of each tensor)``; ``None`` if this is not a well-formed safetensors file."""
     if size < 8:
         return None
-    header_end = 8 + int.from_bytes(data[:8], "little")
+    header_end = 8 + int.from_bytes(read(0, 8), "little")
     if not 8 < header_end <= min(size, HEADER_BYTES_MAX):
         return None
     try:
-        header = json.loads(data[8:header_end])
+        header = json.loads(read(8, header_end))
         offsets = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
         ranges = sorted((header_end + int(begin), header_end + int(end)) for begin, end in offsets)
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -173,12 +173,22 @@ def _group(vllm_config: Any, index: int, group: Any, hash_tokens: int) -> Group:
     return Group(index, kind, block_tokens, max(1, block_tokens // hash_tokens), window_blocks, name)
 
 
-def bypasses_cache(request: Any) -> bool:
-    """Whether a request must neither load nor save.
+def numbers_media(vllm_config: Any) -> bool:
+    """Whether vLLM numbers images and the like instead of hashing them. Other processes, and this one after a restart,
+    then give the same numbers to others."""
+    media = getattr(vllm_config.model_config, "multimodal_config", None)
+    cached = media is None or float(getattr(media, "mm_processor_cache_gb", 0)) > 0
+    return not cached and not vllm_config.cache_config.enable_prefix_caching
+
+
+def bypasses_cache(request: Any, media_numbered: bool = False) -> bool:
+    """Whether a request must neither load nor save. ``media_numbered``: see ``numbers_media``.
 
     Streaming sessions rewrite blocks that were hashed. An adapter is hashed by its name (and path), not its weights, so
     blocks that outlive the process could be met by another adapter of the same name.
     """
+    if media_numbered and getattr(request, "mm_features", None):
+        return True
     return bool(getattr(request, "resumable", False)) or request.lora_request is not None
 
 
@@ -200,8 +210,8 @@ def scheduled_requests(
 ) -> Iterator[tuple[RequestState, Callable[[], Sequence[Sequence[int]] | None], int]]:
     """``(state, function for its block table by group, tokens computed after this step)`` of each request in a step.
 
-    Tables are long and few requests fill a block in a step, so tables are only made for those. Only tokens count that
-    cannot be taken back: drafts and placeholders are not part of ``request.num_tokens``.
+    Tables are long and few requests fill a block in a step, so tables are only made for those. Tokens include drafts
+    and placeholders, which may be taken back: ``request.num_tokens`` does not count them.
     """
     block_state = getattr(scheduler_output, "kv_connector_block_state", None)
     if block_state is None:
@@ -214,7 +224,7 @@ def scheduled_requests(
         tables = partial(getattr, state, "tables")
         if block_state is not None:
             tables = partial(block_state.get_block_ids, request_id)
-        yield state, tables, min(int(request.num_computed_tokens) + int(scheduled), int(request.num_tokens))
+        yield state, tables, int(request.num_computed_tokens) + int(scheduled)
 
 
 def _follow_tables(scheduler_output: Any, table: RequestTable) -> None:

@@ -54,7 +54,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         self._store: Store | None = None
         self._native = _native_types(config)
         if role is kv_base.KVConnectorRole.SCHEDULER:
-            self._make_scheduler(config)
+            self._start_scheduler(config)
         else:
             # Caches that vLLM adds to a group later (layers that share another's) bring no bytes of their own.
             self._groups = [
@@ -189,9 +189,17 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Take the KV caches: where blocks lie, from the tensors themselves."""
-        rank = compat.worker_rank()
         by_block = len(self._groups) == 1 or not compat.features().failed_requests
-        self._worker = WorkerHalf(rank, BOOT_ID.read_text().strip(), self._native, self._guard, by_block=by_block)
+        rank, host, problem = (0, 0), "", None
+        try:
+            rank, host = compat.worker_rank(), BOOT_ID.read_text().strip()
+        except Exception as error:
+            self._guard.note("register_kv_caches", error)
+            problem = f"a worker does not know its rank and host: {error}"
+        self._worker = WorkerHalf(rank, host, self._native, self._guard, by_block=by_block)
+        if problem is not None:
+            self._worker.refuse(problem)
+            return
         try:
             self._register(self._worker, kv_caches)
         except Exception as error:
@@ -249,14 +257,26 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
+    def _start_scheduler(self, config: ConnectorConfig) -> None:
+        log_notes(config)
+        try:
+            self._make_scheduler(config)
+        except InvalidArgument:
+            raise
+        except Exception as error:
+            self._recorder.count("hook_errors")
+            logger.error("PegaFlow is off, vLLM goes on without it: %r", error, exc_info=error)
+            store, self._store, self._scheduler = self._store, None, None
+            if store is not None:
+                self._guard.run("leaving the pool", None, store.close)
+
     def _make_scheduler(self, config: ConnectorConfig) -> None:
         vllm_config, kv_cache_config = self._vllm_config, self._kv_cache_config
-        log_notes(config)
         geometry = compat.geometry(vllm_config, kv_cache_config)
         ranks = compat.rank_count(vllm_config)
-        pool, problem = _open_pool(config, str(self._kv_transfer_config.engine_id))
         identity = ModelIdentity(vllm_config, geometry, vllm.__version__, compat.none_hash)
         replicas = compat.replica_count(vllm_config, kv_cache_config)
+        pool, problem = _open_pool(config, str(self._kv_transfer_config.engine_id))
         self._store = Store(pool, geometry, identity, ranks, replicas)
         problem = problem or config_problem(vllm_config)
         if problem:
@@ -268,7 +288,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             self._recorder,
             ranks=ranks,
             settle=compat.nobody_steps_when_idle(),
-            bypasses=compat.bypasses_cache,
+            bypasses=partial(compat.bypasses_cache, media_numbered=compat.numbers_media(vllm_config)),
         )
         self._store.prepare()
         _warn(vllm_config, geometry)

@@ -71,6 +71,8 @@ class Task:
     waiting: list[GroupBlocks] = field(default_factory=list)
     """Copies that the copier had no room for yet."""
     failed_refs: set[int] = field(default_factory=set)
+    bad_refs: set[int] = field(default_factory=set)
+    """Failed refs whose slots the copy itself found to be unusable."""
     failed_blocks: set[int] = field(default_factory=set)
     ok: bool = True
 
@@ -95,6 +97,7 @@ class Copies:
         self._copier = copier
         self._parts = dict(zip(groups, address.parts[rank], strict=True))
         self._saves = rank in address.savers
+        self._registered: set[tuple[int, bytes, tuple[int, ...]]] = set()
         self._in_flight: dict[int, tuple[Task, GroupBlocks]] = {}
         self._backlog: list[Task] = []
         self._ended: list[Task] = []
@@ -106,11 +109,31 @@ class Copies:
     ) -> "Copies":
         """Attach to the pool and join the scheduler's process, so that what it reserves outlives neither alone."""
         pool = native.open_pool(address.name, address.shm_dir)
-        if pool.member() != address.leader:
-            pool.join(address.leader)
-        copies = cls(pool, native.copier(pool, device), address, rank, groups)
-        copies._prepare(address)
+        copier: Copier | None = None
+        try:
+            if pool.member() != address.leader:
+                pool.join(address.leader)
+            copier = native.copier(pool, device)
+            copies = cls(pool, copier, address, rank, groups)
+            copies.follow(address)
+        except Exception:
+            if copier is not None:
+                copier.close()
+            pool.close()
+            raise
         return copies
+
+    def follow(self, address: PoolAddress) -> None:
+        """Tell a copier that has to get ready where this rank's blocks will be: at first, and again after a reset."""
+        register = getattr(self._copier, "register", None)
+        if register is None:
+            return
+        for named in address.namespaces:
+            group, fingerprint, sizes = named
+            part = self._parts.get(group)
+            if part is not None and named not in self._registered:
+                register(self._pool.namespace(fingerprint, group, sizes), part)
+                self._registered.add(named)
 
     def problem(self) -> str | None:
         """Why nothing can be copied any more, if so."""
@@ -118,17 +141,24 @@ class Copies:
         return ask() if ask is not None else None
 
     def start(self, task: Task, blocks: Sequence[GroupBlocks], layouts: "dict[int, KVLayout]") -> None:
-        """Start all copies of a job. Parts that other ranks hold, or save for this one, need none."""
-        mine = [item for item in blocks if self._parts[item[0]] is not None and (self._saves or task.load is not None)]
-        task.waiting.extend(mine)
+        """Start all copies of a job. Parts that other ranks hold, or save for this one, need none.
+
+        The job ends whatever happens, if only as failed; errors of a kind that nobody expects are raised besides.
+        """
         self._open_saves += task.save is not None
+        mine = [item for item in blocks if self._parts.get(item[0], 0) is not None]
+        task.waiting.extend(mine if self._saves or task.load is not None else ())
         self._advance(task, layouts)
 
     def retry(self, layouts: "dict[int, KVLayout]") -> None:
         """Try again what the copier had no room for."""
         backlog, self._backlog = self._backlog, []
-        for task in backlog:
-            self._advance(task, layouts)
+        for position, task in enumerate(backlog):
+            try:
+                self._advance(task, layouts)
+            except Exception:
+                self._backlog += backlog[position + 1 :]
+                raise
 
     def poll(self) -> list[Task]:
         """Jobs that ended since the last call. Never waits."""
@@ -157,21 +187,11 @@ class Copies:
         self._copier.close()
         self._pool.close()
 
-    def _prepare(self, address: PoolAddress) -> None:
-        """Tell a copier that has to get ready where this rank's blocks will be."""
-        register = getattr(self._copier, "register", None)
-        if register is None:
-            return
-        for group, fingerprint, sizes in address.namespaces:
-            part = self._parts.get(group)
-            if part is not None:
-                register(self._pool.namespace(fingerprint, group, sizes), part)
-
     def _advance(self, task: Task, layouts: "dict[int, KVLayout]") -> None:
         """Start what a job still waits for; one that has nothing left in flight has ended."""
         while task.waiting:
             group, refs, block_ids = task.waiting[0]
-            part = self._parts[group]
+            part = self._parts.get(group)
             try:
                 if part is None or group not in layouts:
                     raise InvalidArgument(f"KV cache group {group} is not mapped on this rank.")
@@ -200,6 +220,7 @@ class Copies:
         if not done.ok:
             failed = done.failed or range(len(refs))
             task.fail([refs[index] for index in failed], [block_ids[index] for index in failed])
+            task.bad_refs.update(refs[index] for index in done.failed)
         if not task.waiting:
             self._end_if_idle(task)
 

@@ -4,6 +4,7 @@ Two engines get the same fingerprint only if their blocks are interchangeable. D
 scheduler and the like are left out on purpose, so that they do not cost a warm cache.
 """
 
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -11,7 +12,7 @@ from typing import Any
 
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.log import logger
-from pegaflow.weights import local_snapshot, weights_digest
+from pegaflow.weights import changed_since_start, local_snapshot, processors_digest, weights_digest
 
 # What a Hugging Face configuration says that no KV byte depends on.
 IRRELEVANT = frozenset(
@@ -46,6 +47,18 @@ IRRELEVANT = frozenset(
 # Position encodings that change with the longest sequence allowed.
 LENGTH_DEPENDENT_ROPE = ("longrope", "su", "dynamic")
 
+# Options that change what an image, a sound or a video becomes before the model sees it.
+MEDIA_OPTIONS = (
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "mm_device_do_normalize",
+    "video_pruning_rate",
+    "video_pruning_method",
+)
+
+SHARE_DUMMY_VARIABLE = "PEGAFLOW_SHARE_DUMMY_WEIGHTS"
+"""Set to 1, weights that vLLM made up (``load_format="dummy"``) count as known by their seed."""
+
 
 class ModelIdentity:
     """Factors of one engine's fingerprint. Sampling the weights takes time, so it is a step of its own."""
@@ -72,8 +85,7 @@ class ModelIdentity:
         try:
             self._weights = [weights_identity(*model) for model in self._models]
         except (OSError, ValueError) as error:  # without a digest nothing may be shared
-            logger.warning("PegaFlow: cannot read the weights (%s); blocks are not shared with other processes.", error)
-            self._weights = [["private", uuid.uuid4().hex]]
+            self._weights = [_private(f"the weights cannot be read ({error})")]
 
 
 def weights_identity(
@@ -81,13 +93,22 @@ def weights_identity(
 ) -> list[Any]:
     """What tells these weights from others: a digest of samples, or the seed of random ones."""
     if load_format == "dummy":
-        return ["dummy", seed]
+        if os.environ.get(SHARE_DUMMY_VARIABLE) == "1":
+            return ["dummy", seed]
+        # Training frameworks start like this and then push real weights, which we do not hear of.
+        return _private("the weights are made up (load_format dummy)")
     path = local_snapshot(model, revision, download_dir)
     digest = weights_digest(path) if path else None
-    if digest is None:
-        logger.warning("PegaFlow: no weights of %s on this host; blocks are not shared with other processes.", model)
-        return ["private", uuid.uuid4().hex]
-    return ["sampled", digest]
+    if path is None or digest is None:
+        return _private(f"there are no weights of {model} on this host")
+    if changed_since_start(path):
+        return _private(f"the weights in {path} are newer than this process, which may have loaded older ones")
+    return ["sampled", digest, processors_digest(path)]
+
+
+def _private(reason: str) -> list[Any]:
+    logger.warning("PegaFlow: %s, so blocks are not shared with other processes.", reason)
+    return ["private", uuid.uuid4().hex]
 
 
 def _models(vllm_config: Any) -> list[tuple[str, str | None, str | None, str, int]]:
@@ -121,6 +142,10 @@ def fixed_factors(vllm_config: Any, geometry: Geometry, version: str) -> dict[st
         "tensor_ranks": int(parallel.tensor_parallel_size),
         "pipeline_ranks": int(parallel.pipeline_parallel_size),
         "context_ranks": int(getattr(parallel, "decode_context_parallel_size", 1)),
+        "context_interleave": [
+            int(getattr(parallel, f"{kind}_kv_cache_interleave_size", 1) or 1) for kind in ("cp", "dcp")
+        ],
+        "media": _media(model),
         "draft": plain(draft.hf_config.to_dict()) if draft is not None else None,
         "draft_method": str(getattr(speculative, "method", None)),
     }
@@ -133,6 +158,13 @@ def config_problem(vllm_config: Any) -> str | None:
     if int(getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1)) > 1:
         return "prefill context parallelism is not supported yet."
     return None
+
+
+def _media(model_config: Any) -> Any:
+    config = getattr(model_config, "multimodal_config", None)
+    if config is None:
+        return None
+    return {name: plain(getattr(config, name, None)) for name in MEDIA_OPTIONS}
 
 
 def _label(model_config: Any) -> str:

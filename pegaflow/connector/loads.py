@@ -132,13 +132,18 @@ class Loads:
         """vLLM is done with the request; a load in flight keeps its leases."""
         self._release(self._table.finish(request_id))
 
+    def withdraw_all(self) -> None:
+        """The engine stops: give back what is on offer. What workers may still be reading stays leased."""
+        for state in self._table:
+            self._release(self._table.withdraw(state))
+
     def watch(self) -> None:
         """Complain once about each load that takes too long. Its blocks cannot be given back while it may write."""
-        if not self._table.loading:
-            return
         latest_start = time.monotonic() - self._overdue_seconds
-        for state in self._table:
-            if state.phase is Phase.LOADING and not state.load_overdue and state.load_started < latest_start:
+        for state in self._table.loading_states():
+            if state.load_started >= latest_start:
+                break
+            if state.phase is Phase.LOADING and not state.load_overdue:
                 state.load_overdue = True
                 self._recorder.count("load_failure")
                 logger.error(
@@ -163,12 +168,16 @@ class Loads:
         self, namespaces: "Mapping[int, Namespace]", keys: Mapping[int, Sequence[bytes]], match: Match
     ) -> dict[Need, list[int]] | None:
         leases: dict[Need, list[int]] = {}
-        for need in match.needs:
-            refs = self._lease_blocks(namespaces[need.group], keys[need.group], need)
-            leases[need] = refs
-            if len(refs) < need.stop - need.start:
+        complete = False
+        try:
+            for need in match.needs:
+                leases[need] = self._lease_blocks(namespaces[need.group], keys[need.group], need)
+                if len(leases[need]) < need.stop - need.start:
+                    return None
+            complete = True
+        finally:
+            if not complete:
                 self._release([ref for held in leases.values() for ref in held])
-                return None
         return leases
 
     def _lease_blocks(self, namespace: "Namespace", keys: Sequence[bytes], need: Need) -> list[int]:

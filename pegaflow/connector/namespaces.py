@@ -8,13 +8,14 @@ room for blocks when the first request comes.
 
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import PoolAddress, Rank, WorkerShape
-from pegaflow.errors import PegaFlowError
+from pegaflow.errors import PegaFlowError, PoolBusy
 from pegaflow.keys import fingerprint
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ PREPARE_SECONDS_MAX = 120.0
 """How long the thread that makes the namespaces keeps trying; after that the scheduler's own calls do."""
 
 PREPARE_POLL_SECONDS = 0.01
+
+RETRY_SECONDS = 0.5
+"""Pause after the pool was too busy to make the namespaces."""
+
+RESET_WAIT_SECONDS_MAX = 1.0
+"""How long a reset waits for the thread that is making the namespaces."""
 
 
 class Identity(Protocol):
@@ -61,6 +68,10 @@ class Store:
         self._address: PoolAddress | None = None
         self._first_asked: float | None = None
         self._factors: Mapping[str, object] | None = None
+        self._private: str | None = None
+        """Once set, part of the fingerprint: nobody else finds what this engine saves."""
+        self._reset_pending = False
+        self._retry_at = 0.0
         self._used = False
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -113,6 +124,25 @@ class Store:
         """What workers need to open the pool; ``None`` before namespaces exist."""
         return self._address
 
+    def reset(self) -> bool:
+        """Invalidate all blocks of this model for every process, and share nothing from now on: caches are reset when
+        weights were replaced, and what they are now cannot be told. False if nothing was done, so try again.
+
+        Without namespaces yet, the blocks are invalidated as soon as it is known which they are.
+        """
+        if not self._lock.acquire(timeout=RESET_WAIT_SECONDS_MAX):
+            return False
+        try:
+            for namespace in (self._namespaces or {}).values():
+                namespace.reset()
+            if self._private is None:
+                self._reset_pending = self._namespaces is None or not self._used
+                self._private, self._namespaces = uuid.uuid4().hex, None
+                logger.info("PegaFlow: the cache was reset, so this engine shares no blocks with others any more.")
+        finally:
+            self._lock.release()
+        return True
+
     def close(self) -> None:
         """Leave the pool. Idempotent."""
         self._closing.set()
@@ -156,11 +186,14 @@ class Store:
             self._namespaces = self._address = None
 
     def _create(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            return  # the other thread is at it
+        if time.monotonic() < self._retry_at or not self._lock.acquire(blocking=False):
+            return  # not again yet, or the other thread is at it
         try:
             if self._namespaces is None and self.off is None:
                 self._create_locked()
+        except PoolBusy as error:
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            logger.warning("PegaFlow: the pool is busy, trying again: %s", error)
         except PegaFlowError as error:
             self.turn_off(str(error))
         finally:
@@ -174,19 +207,24 @@ class Store:
         assert pool is not None
         savers = sorted({self._saver_of(rank) for rank in shapes})
         layouts = [[[shape.part_bytes, shape.digest] for shape in shapes[rank].groups] for rank in savers]
-        key = fingerprint({**factors, "layouts": layouts, "ranks": savers})
-        namespaces = {}
-        named: list[tuple[int, bytes, tuple[int, ...]]] = []
+        factors_all = {**factors, "layouts": layouts, "ranks": savers}
+        sizes: dict[int, list[int]] = {}
         parts: dict[Rank, list[int | None]] = {rank: [] for rank in savers}
         for position, group in enumerate(self._geometry.groups):
-            sizes: list[int] = []
+            own = sizes[group.index] = []
             for rank in savers:
                 size = shapes[rank].groups[position].part_bytes
-                parts[rank].append(len(sizes) if size else None)
-                sizes += [size] if size else []
-            namespaces[group.index] = pool.namespace(key, group.index, sizes, label=self._identity.label)
-            named.append((group.index, key, tuple(sizes)))
-            pool.grow_ahead(namespaces[group.index])
+                parts[rank].append(len(own) if size else None)
+                own += [size] if size else []
+        if self._reset_pending:
+            for namespace in self._open(pool, fingerprint(factors_all), sizes).values():
+                namespace.reset()
+            self._reset_pending = False
+        key = fingerprint(factors_all if self._private is None else {**factors_all, "private": self._private})
+        namespaces = self._open(pool, key, sizes)
+        for namespace in namespaces.values():
+            pool.grow_ahead(namespace)
+        named = [(group, key, tuple(own)) for group, own in sizes.items()]
         by_rank = {rank: tuple(parts[self._saver_of(rank)]) for rank in shapes}
         self._address = PoolAddress(pool.name, pool.shm_dir, pool.member(), by_rank, frozenset(savers), tuple(named))
         self._factors, self._namespaces = factors, namespaces
@@ -195,3 +233,6 @@ class Store:
             "PegaFlow: pool %s at %s (%.1f GB), %d KV cache group(s) of %d bytes per block in all, namespace %s.",
             pool.name, pool.path, pool.pool_bytes / 1e9, len(namespaces), block_bytes, key.hex()[:16],
         )  # fmt: skip
+
+    def _open(self, pool: "Pool", key: bytes, sizes: Mapping[int, list[int]]) -> "dict[int, Namespace]":
+        return {group: pool.namespace(key, group, own, label=self._identity.label) for group, own in sizes.items()}

@@ -64,6 +64,9 @@ class RequestState:
     """Leases held in OFFERED, LOADING and ORPHANED."""
     may_load: bool = True
     """False after a failed load: a recomputed request must not meet the same block again."""
+    computed_seen: int = 0
+    """Tokens after the last step that this request was scheduled in since its blocks were allocated. vLLM's own number
+    also counts what another connector has promised to load and may not have loaded yet."""
     saved_blocks: dict[int, int] = field(default_factory=dict)
     """By group: blocks before this one are in the pool, on their way there, or given up."""
     tables: tuple[list[int], ...] | None = None
@@ -79,13 +82,22 @@ class RequestTable:
 
     def __init__(self) -> None:
         self._states: dict[str, RequestState] = {}
-        self.loading = 0
+        self._loading: dict[str, RequestState] = {}
 
     def __len__(self) -> int:
         return len(self._states)
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self._states.values())
+
+    @property
+    def loading(self) -> int:
+        """Loads in flight."""
+        return len(self._loading)
+
+    def loading_states(self) -> Iterator[RequestState]:
+        """States of loads in flight, oldest load first."""
+        return iter(self._loading.values())
 
     def get(self, request_id: str) -> RequestState | None:
         """State of a request that is known."""
@@ -118,7 +130,7 @@ class RequestTable:
         assert state.phase is Phase.OFFERED
         state.phase, state.load_started, state.load_overdue = Phase.LOADING, now, False
         state.load_outcome = None
-        self.loading += 1
+        self._loading[state.request.request_id] = state
 
     def end_load(self, request_id: str) -> tuple[RequestState, list[int]] | None:
         """All ranks have reported. Returns the state and the leases to release; ``None`` if nothing was loading."""
@@ -127,7 +139,7 @@ class RequestTable:
             return None
         assert state.offer is not None
         refs = state.offer.refs()
-        self.loading -= 1
+        del self._loading[request_id]
         if state.phase is Phase.ORPHANED:
             del self._states[request_id]
         state.phase, state.offer = Phase.QUEUED, None

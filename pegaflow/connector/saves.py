@@ -7,7 +7,7 @@ it does not have, so a job that ends early waits for the job that holds the begi
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,10 @@ class _Job:
     pins: list[Any]
     ranks_left: int
     waits_for: set[int]
-    """Jobs that save the blocks before ours."""
+    """Jobs in flight that save the blocks before ours."""
     started: float
+    followers: list[int] = field(default_factory=list)
+    """Jobs that wait for this one."""
     failed: set[int] = field(default_factory=set)
     seconds: float = 0.0
 
@@ -63,11 +65,15 @@ class Saves:
         return len(self._jobs)
 
     def frees_soon(self) -> bool:
-        """Whether waiting a step may bring blocks back."""
-        return frees_soon(next(iter(self._jobs.values())).started if self._jobs else None)
+        """Whether waiting a step may bring blocks back: some are about to be copied that nobody else uses."""
+        oldest = next(iter(self._jobs.values())).started if self._jobs else None
+        return frees_soon(oldest) and any(block.ref_cnt == 1 for job in self._jobs.values() for block in job.pins)
 
     def has_more(self, state: RequestState, computed_tokens: int) -> bool:
-        """Whether some block is full that was not looked at yet. Costs next to nothing, for every request and step."""
+        """Whether some block is full that was not looked at yet, and may be pinned. Costs next to nothing, for every
+        request and step."""
+        if not self._pins.room:
+            return False
         confirmed = computed_tokens - 1 if self._geometry.lookahead else computed_tokens
         saved = state.saved_blocks
         return any(confirmed // group.block_tokens > saved.get(group.index, 0) for group in self._geometry.groups)
@@ -79,30 +85,35 @@ class Saves:
         at once, except those that found no room: they are tried again the next time.
         """
         namespaces = self._store.namespaces()
-        if namespaces is None or state.bypass:
+        room = self._pins.room
+        if namespaces is None or state.bypass or not room:
             return None
         blocks: list[GroupBlocks] = []
         keys: list[tuple[int, bytes]] = []
-        waits_for: set[int] = set()
-        room = self._pins.room
-        for position, group in enumerate(self._geometry.groups):
-            chosen = self._reserve(namespaces[group.index], group, state, tables[position], computed_tokens, room)
-            if chosen:
-                room -= len(chosen)
-                refs, ids, chosen_keys, parents = zip(*chosen, strict=True)
-                blocks.append((group.index, refs, ids))
-                keys += [(group.index, key) for key in chosen_keys]
-                waits_for |= {self._keys_in_flight.get((group.index, parent), 0) for parent in parents if parent}
-        if not blocks:
-            return None
-        refs_all = [ref for _, refs, _ in blocks for ref in refs]
+        parents: set[tuple[int, bytes]] = set()
         pinned: list[Any] = []
+        looked_at = dict(state.saved_blocks)
         try:
+            for position, group in enumerate(self._geometry.groups):
+                chosen = self._reserve(namespaces[group.index], group, state, tables[position], computed_tokens, room)
+                if chosen:
+                    room -= len(chosen)
+                    refs, ids, chosen_keys, before = zip(*chosen, strict=True)
+                    blocks.append((group.index, refs, ids))
+                    keys += [(group.index, key) for key in chosen_keys]
+                    parents |= {(group.index, parent) for parent in before if parent}
+            if not blocks:
+                return None
             pinned = self._pins.pin([block_id for _, _, ids in blocks for block_id in ids])
         finally:
-            if not pinned and self._store.pool is not None:
-                self._store.pool.abort(refs_all)
+            if blocks and not pinned:
+                state.saved_blocks = looked_at
+                self._abort([ref for _, refs, _ in blocks for ref in refs])
         job_id = next(self._ids)
+        waits_for = {self._keys_in_flight[parent] for parent in parents if parent in self._keys_in_flight}
+        for earlier in waits_for:
+            self._jobs[earlier].followers.append(job_id)
+        refs_all = [ref for _, refs, _ in blocks for ref in refs]
         self._jobs[job_id] = _Job(refs_all, keys, pinned, self._ranks, waits_for, time.monotonic())
         self._keys_in_flight.update(dict.fromkeys(keys, job_id))
         return SaveJob(job_id, tuple(blocks))
@@ -126,8 +137,8 @@ class Saves:
         job.ranks_left -= outcome.ranks
         job.failed |= outcome.failed
         job.seconds = max(job.seconds, outcome.seconds)
-        if job.ranks_left <= 0:
-            self._complete_ready()
+        if job.ranks_left <= 0 and not job.waits_for:
+            self._take_out(job_id, self._complete)
 
     def watch(self) -> None:
         """Give up jobs that take too long: their slots go into quarantine, their pins are released.
@@ -136,18 +147,21 @@ class Saves:
         """
         latest_start = time.monotonic() - self._overdue_seconds
         while self._jobs and next(iter(self._jobs.values())).started < latest_start:
-            job = self._jobs.pop(next(iter(self._jobs)))
             logger.error("PegaFlow: a save has not ended after %.0f s and is given up.", self._overdue_seconds)
             self._recorder.count("save_failure")
-            self._abandon(job)
-            self._complete_ready()
+            self._take_out(next(iter(self._jobs)), self._abandon)
+
+    def forget_keys(self) -> None:
+        """The cache was reset: what is on its way will never be there, so the same blocks may be saved anew."""
+        self._keys_in_flight.clear()
 
     def abandon_all(self) -> None:
         """The engine stops: what is not finished will not be. Workers may still be copying."""
         self._late.clear()
-        for job in self._jobs.values():
+        self._keys_in_flight.clear()
+        jobs, self._jobs = self._jobs, {}
+        for job in jobs.values():
             self._abandon(job)
-        self._jobs.clear()
 
     def _reserve(
         self,
@@ -165,6 +179,8 @@ class Saves:
         stop = min(confirmed // group.block_tokens, len(keys), len(table))
         if start >= stop:
             return []
+        if room <= 0:
+            return []
         present = namespace.contains(keys[start:stop])
         wanted = [
             block
@@ -176,17 +192,27 @@ class Saves:
         # A window's blocks are of use without those before them, which may have left the window unsaved.
         chained = group.kind is GroupKind.FULL
         parents = {block: keys[block - 1] if chained and block else None for block in wanted}
-        reserved = self._reserve_slots(namespace, keys, wanted[:room], parents) if room else {}
+        if wanted and not self._joins(namespace, group, parents[wanted[0]]):
+            state.saved_blocks[group.index] = stop
+            return []
+        reserved = self._reserve_slots(namespace, keys, wanted[:room], parents)
         first_left = next((block for block in wanted if block not in reserved), stop)
         state.saved_blocks[group.index] = first_left
         taken = [
             (ref, table[block], keys[block], parents[block]) for block, ref in reserved.items() if block < first_left
         ]
         surplus = [ref for block, ref in reserved.items() if block >= first_left]
-        if surplus and self._store.pool is not None:
-            self._store.pool.abort(surplus)
+        self._abort(surplus)
         self._recorder.count("save_blocks_deferred", sum(block >= first_left for block in wanted))
         return taken
+
+    def _joins(self, namespace: "Namespace", group: Group, parent: bytes | None) -> bool:
+        """Whether the block before one that is to be saved is there or on its way; the pool takes no others."""
+        return parent is None or (group.index, parent) in self._keys_in_flight or bool(namespace.contains([parent])[0])
+
+    def _abort(self, refs: list[int]) -> None:
+        if refs and self._store.pool is not None:
+            self._store.pool.abort(refs)
 
     @staticmethod
     def _reserve_slots(
@@ -196,37 +222,53 @@ class Saves:
         slots = namespace.reserve([keys[block] for block in blocks], parents=[parents[block] for block in blocks])
         return {blocks[index]: ref for index, ref in slots}
 
-    def _complete_ready(self) -> None:
-        """Complete the jobs that all ranks reported and that wait for no other."""
-        for job_id, job in list(self._jobs.items()):
-            if job.ranks_left <= 0 and job.waits_for.isdisjoint(self._jobs):
-                del self._jobs[job_id]
-                self._complete(job)
+    def _take_out(self, job_id: int, end: Callable[[_Job], None]) -> None:
+        """``end`` a job, then complete those that all ranks reported and that only waited for it."""
+        ready = [(job_id, end)]
+        errors = []
+        while ready:
+            job_id, end = ready.pop()
+            job = self._jobs.pop(job_id)
+            for key in job.keys:
+                if self._keys_in_flight.get(key) == job_id:  # another one since a reset
+                    del self._keys_in_flight[key]
+            try:
+                end(job)
+            except Exception as error:  # the jobs that waited must not wait for ever
+                errors.append(error)
+            for later in job.followers:
+                follower = self._jobs.get(later)
+                if follower is not None:
+                    follower.waits_for.discard(job_id)
+                    if follower.ranks_left <= 0 and not follower.waits_for:
+                        ready.append((later, self._complete))
+        if errors:
+            raise errors[0]
 
-    def _forget_keys(self, job: _Job) -> None:
-        for key in job.keys:
-            self._keys_in_flight.pop(key, None)
+    def _all_present(self, keys: Sequence[tuple[int, bytes]]) -> bool:
+        namespaces = self._store.namespaces() or {}
+        return all(group in namespaces and namespaces[group].contains([key])[0] for group, key in keys)
 
     def _complete(self, job: _Job) -> None:
-        self._forget_keys(job)
         pool = self._store.pool
+        visible = 0
         try:
             if pool is not None:
-                pool.publish([ref for ref in job.refs if ref not in job.failed])
+                visible = pool.publish([ref for ref in job.refs if ref not in job.failed])
                 failed = [ref for ref in job.refs if ref in job.failed]
                 # A device that was lost may still be writing what it has not copied.
                 (pool.quarantine if self._store.off else pool.abort)(failed)
-            if job.failed:
-                self._recorder.count("save_failure")
-            else:
+            # A block that another process published first is visible too.
+            if visible == len(job.refs) or (not job.failed and self._all_present(job.keys)):
                 self._recorder.count("save_success")
                 self._recorder.observe("save_duration_seconds", job.seconds)
-                self._recorder.observe("save_blocks", len(job.refs))
+                self._recorder.observe("save_blocks", visible)
+            else:
+                self._recorder.count("save_failure")
         finally:
             self._pins.unpin(job.pins)
 
     def _abandon(self, job: _Job) -> None:
-        self._forget_keys(job)
         try:
             if self._store.pool is not None:
                 self._store.pool.quarantine(job.refs)

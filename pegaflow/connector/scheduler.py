@@ -4,6 +4,7 @@ It sees requests, hashes and block ids; it talks to the pool's index and to vLLM
 copy goes out in a ``StepPlan``, and what they copied comes back in a ``RankReport``.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -21,7 +22,8 @@ from pegaflow.connector.saves import Saves
 from pegaflow.metrics import Recorder
 
 Scheduled = Iterable[tuple[RequestState, Callable[[], Sequence[Sequence[int]] | None], int]]
-"""``(state, function for its block table by group, tokens computed after the step)`` of the requests in a step."""
+"""``(state, function for its block table by group, tokens computed after the step)`` of the requests in a step. The
+tokens may include some that vLLM takes back."""
 
 
 class SchedulerHalf:
@@ -49,6 +51,7 @@ class SchedulerHalf:
         self._bypasses = bypasses
         self._pins = Pins()
         self._bound = False
+        self._last_plan = time.monotonic()
         self._announced: PoolAddress | None = None
         self._guard = Guard(recorder, store.turn_off)
         overdue_seconds = config.load_timeout_seconds
@@ -74,13 +77,15 @@ class SchedulerHalf:
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
         """vLLM has allocated blocks; ``external_tokens`` of them are to be loaded, perhaps fewer than offered."""
         state = self.table.ensure(request, self._bypasses(request))
+        state.computed_seen = 0
         self._loads.allocated(state, self._select(tables) if external_tokens > 0 else (), external_tokens)
 
     def plan(self, scheduled: Callable[[], Scheduled], runs_model: bool) -> StepPlan:
         """What the workers have to do in this step. Loads are never lost, whatever goes wrong with saves."""
         loads = self._loads.take_jobs()
         saves = self._saves.take_late()
-        self._guard.run("watching copies", None, self._watch)
+        if not self._was_idle():
+            self._guard.run("watching copies", None, self._watch)
         if self._bound and not self._store.off:
             self._guard.run("planning saves", None, lambda: self._plan_saves(scheduled(), saves))
         if not loads and not saves and self._store.address() == self._announced:
@@ -114,7 +119,8 @@ class SchedulerHalf:
         savable = state.phase is Phase.QUEUED and sound and state.may_load
         if savable and self._bound and not self._settle and not self._store.off:
             # Tokens that were still unconfirmed in the last step are final now. The last one was never computed.
-            computed_tokens = min(int(request.num_computed_tokens), int(request.num_tokens) - 1)
+            # What vLLM counts as computed may still be on its way from another connector, so it was in no step yet.
+            computed_tokens = min(int(request.num_computed_tokens), int(request.num_tokens) - 1, state.computed_seen)
             tables = self._select(tables)
             late = partial(self._saves.plan_late, state, tables, computed_tokens)
             self._guard.run("saving the end of a request", None, late)
@@ -129,20 +135,22 @@ class SchedulerHalf:
         return self._saves.frees_soon()
 
     def reset(self) -> bool:
-        """Forget everything cached for this model. False if a load in flight may still bring old blocks back."""
-        # Requests that are under way hold old blocks and would save them again.
+        """Forget everything cached for this model. False if that has to be asked for again: a load in flight may still
+        bring old blocks back, or the pool's index could not be reached."""
         for state in self.table:
+            state.saved_blocks.clear()
+            # Requests that are under way hold old blocks and would save them again.
             if int(getattr(state.request, "num_computed_tokens", 0)) > 0:
                 state.bypass = True
         self._loads.void_offers()
-        namespaces = self._store.namespaces()
-        for namespace in (namespaces or {}).values():
-            namespace.reset()
-        return self.table.loading == 0
+        self._saves.forget_keys()
+        done = self._store.reset()
+        return done and self.table.loading == 0
 
     def shutdown(self) -> None:
         """Leave the pool. What is still being copied is never published. Idempotent."""
         self._guard.run("giving up saves", None, self._saves.abandon_all)
+        self._guard.run("withdrawing offers", None, self._loads.withdraw_all)
         self._store.close()
 
     def _select(self, tables: Sequence[Sequence[int]]) -> list[Sequence[int]]:
@@ -150,13 +158,20 @@ class SchedulerHalf:
         return [tables[group.index] for group in self._geometry.groups]
 
     def _plan_saves(self, scheduled: Scheduled, saves: list[SaveJob]) -> None:
-        for state, find_tables, computed_tokens in scheduled:
+        for state, find_tables, tokens_after in scheduled:
+            state.computed_seen = tokens_after
+            computed_tokens = min(tokens_after, int(state.request.num_tokens))
             if state.phase is not Phase.QUEUED or not self._saves.has_more(state, computed_tokens):
                 continue
             tables = find_tables()
             job = self._saves.plan(state, self._select(tables), computed_tokens) if tables else None
             if job is not None:
                 saves.append(job)
+
+    def _was_idle(self) -> bool:
+        """Whether nobody has stepped the engine for so long that copies may have ended long ago, unnoticed."""
+        last, self._last_plan = self._last_plan, time.monotonic()
+        return self._settle and self._last_plan - last > self._config.load_timeout_seconds / 2
 
     def _watch(self) -> None:
         self._loads.watch()

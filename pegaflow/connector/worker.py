@@ -131,11 +131,11 @@ class WorkerHalf:
         failed: set[str] = set()
         ended, self._ended = self._ended, []
         for task in ended:
-            failed_refs = frozenset(task.failed_refs)
             if task.save is not None:
-                self._report.saves[task.save] = SaveOutcome(1, failed_refs, task.seconds)
+                self._report.saves[task.save] = SaveOutcome(1, frozenset(task.failed_refs), task.seconds)
             elif task.load is not None:
-                self._report.loads[task.load] = LoadOutcome(task.ok, failed_refs, task.seconds)
+                # What merely could not be started says nothing against the slots.
+                self._report.loads[task.load] = LoadOutcome(task.ok, frozenset(task.bad_refs), task.seconds)
                 received.add(task.load)
                 if not task.ok:
                     failed.add(task.load)
@@ -168,13 +168,20 @@ class WorkerHalf:
         self._guard.run("starting a copy", None, lambda: copies.start(task, blocks, self._layouts))
 
     def _attached(self, address: PoolAddress | None) -> Copies | None:
-        """This rank's copies, opened at the first job; ``None`` if it can copy nothing."""
-        if self._copies is None and self._problem is None:
-            try:
-                if address is None or self._rank not in address.parts:
-                    raise PegaFlowError("the job came without the pool's address.")
+        """This rank's copies, opened at the first job; ``None`` if it can copy nothing, or not now. Never raises."""
+        if self._problem is not None:
+            return None
+        try:
+            if self._copies is not None:
+                if address is not None:
+                    self._copies.follow(address)
+            elif address is None or self._rank not in address.parts:
+                raise PegaFlowError("the job came without the pool's address.")
+            else:
                 self._copies = Copies.open(self._native, address, self._rank, list(self._group_layouts), self._device)
-            except PegaFlowError as error:
-                self._problem = f"a worker cannot use the pool: {error}"
-                logger.error("PegaFlow: %s", self._problem)
+        except PoolBusy as error:
+            self._guard.note("attaching to the pool", error)  # the next job tries again
+        except Exception as error:
+            self._problem = f"a worker cannot use the pool: {error}"
+            logger.error("PegaFlow: %s", self._problem, exc_info=None if isinstance(error, PegaFlowError) else error)
         return self._copies if self._problem is None else None

@@ -199,12 +199,12 @@ def test_tables_come_from_vllm_where_it_hands_them_out() -> None:
     assert [(tables(), after) for _, tables, after in compat.scheduled_requests(step, table)] == [(([4, 5],), 30)]
 
 
-def test_tokens_that_may_be_taken_back_do_not_count() -> None:
+def test_tokens_after_a_step_include_drafts() -> None:
     table = RequestTable()
     table.ensure(request("a", 98, 100))
     state = SimpleNamespace(get_block_ids=lambda name: ([4],))
     step = output(num_scheduled_tokens={"a": 6}, kv_connector_block_state=state)
-    assert [after for _, _, after in compat.scheduled_requests(step, table)] == [100]
+    assert [after for _, _, after in compat.scheduled_requests(step, table)] == [104]
 
 
 def test_tables_of_older_vllm_are_put_together_from_increments() -> None:

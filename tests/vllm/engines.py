@@ -37,6 +37,7 @@ class EngineProcess:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             "PYTHONHASHSEED": "0",
+            "PEGAFLOW_SHARE_DUMMY_WEIGHTS": "1",
             "PYTHONPATH": str(ROOT),
             **environment,
         }

@@ -1,5 +1,6 @@
 """Scheduler and worker in one process and thread: what comes out is what would have come out without us."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_files_elsewhere_with_another_tokenizer_still_hit(
     copy = tmp_path / "elsewhere"
     copy.mkdir()
     for file in models["llama"].iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
+        shutil.copy2(file, copy / file.name)  # weights younger than the process would not be shared
     (copy / "tokenizer.json").write_text("{}")
     (copy / "tokenizer_config.json").write_text('{"tokenizer_class": "Other"}')
     with in_process.engine(models["llama"], pool) as engine:
@@ -115,15 +116,17 @@ def test_random_weights_are_told_apart_by_their_seed(
         assert cached_of(engine.generate(PROMPTS[:1])) == [288]
 
 
-def test_reset_of_the_connector_forgets_everything(
+def test_reset_of_the_connector_forgets_everything_and_shares_nothing_from_then_on(
     in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any]
 ) -> None:
     with in_process.engine(models["llama"], pool) as engine:
         engine.generate(PROMPTS[:2])
         assert engine.ask("reset", connector=True)
         assert cached_of(engine.generate(PROMPTS[:2])) == [0, 0]
-    with in_process.engine(models["llama"], pool) as engine:
+        assert engine.ask("reset")
         assert cached_of(engine.generate(PROMPTS[:1])) == [288]
+    with in_process.engine(models["llama"], pool) as engine:
+        assert cached_of(engine.generate(PROMPTS[:1])) == [0]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 4])
