@@ -89,6 +89,21 @@ def test_option_of_a_missing_feature_is_refused_by_name(key: str) -> None:
         parse_config({f"pegaflow.{key}": True}, {})
 
 
+@pytest.mark.parametrize("variable", ["PEGAFLOW_SSD_CACHE_PATH", "PEGAFLOW_PD_TAIL_SAVE", "PEGAFLOW_NICS"])
+def test_missing_feature_is_refused_in_the_environment_too(variable: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{variable} is not supported by this version"):
+        parse_config({}, {variable: "1"})
+    assert parse_config({}, {variable: ""}) == ConnectorConfig()
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["PEGAFLOW_CRASH_POINT", "PEGAFLOW_SHARE_DUMMY_WEIGHTS", "PEGAFLOW_CROSS_LAYER_BLOCKS", "PEGAFLOW_LOG"],
+)
+def test_other_variables_are_left_alone(variable: str) -> None:
+    assert parse_config({}, {variable: "1"}) == ConnectorConfig()
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

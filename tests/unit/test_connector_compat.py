@@ -169,6 +169,23 @@ def test_requests_that_are_left_alone(fields: dict[str, Any], bypassed: bool) ->
     assert compat.bypasses_cache(SimpleNamespace(**({"lora_request": None, "resumable": False} | fields))) is bypassed
 
 
+@pytest.mark.parametrize(
+    ("media", "cache_gb", "prefix_caching", "numbered"),
+    [(True, 0, False, True), (True, 4, False, False), (True, 0, True, False), (False, 0, False, False)],
+)
+def test_media_without_hashes_are_recognised(media: bool, cache_gb: int, prefix_caching: bool, numbered: bool) -> None:
+    made = config()
+    made.model_config.multimodal_config = SimpleNamespace(mm_processor_cache_gb=cache_gb) if media else None
+    made.cache_config.enable_prefix_caching = prefix_caching
+    assert compat.numbers_media(made) is numbered
+
+
+@pytest.mark.parametrize(("features", "numbered"), [(["image"], True), ([], True), (["image"], False)])
+def test_requests_with_numbered_media_are_left_alone(features: list[str], numbered: bool) -> None:
+    made = SimpleNamespace(lora_request=None, resumable=False, mm_features=features)
+    assert compat.bypasses_cache(made, media_numbered=numbered) is (bool(features) and numbered)
+
+
 def test_prompt_logprobs_are_recognised_in_older_requests() -> None:
     wanted = SimpleNamespace(prompt_logprobs=1)
     assert compat.skips_reading(SimpleNamespace(sampling_params=wanted))

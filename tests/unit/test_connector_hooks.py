@@ -10,12 +10,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
 
 import pegaflow.connector
 from pegaflow import vllm_plugin
+from pegaflow.config import ConnectorConfig
 from pegaflow.connector import NoopKVConnector, PegaKVConnector, compat
 from pegaflow.connector.guard import KINDS_MAX, Guard
 from pegaflow.connector.identity import plain
 from pegaflow.connector.metadata import LoadOutcome, RankReport, SaveOutcome, StepPlan
 from pegaflow.errors import InvalidArgument, PoolBusy, PoolClosed
 from pegaflow.metrics import Recorder
+from tests.fakes import FakeIdentity, FakePool
 from tests.unit.mini_engine import MiniEngine
 
 PROMPT = list(range(40))
@@ -107,6 +109,58 @@ def test_error_while_planning_saves_loses_no_load() -> None:
     step = SimpleNamespace(total_num_scheduled_tokens=0)  # lacks everything that saves are planned from
     plan = bare(engine).build_connector_meta(step)
     assert len(plan.loads) == 1
+
+
+def without_scheduler(monkeypatch: pytest.MonkeyPatch, error: Exception, broken: str) -> tuple[Any, FakePool]:
+    """A connector whose scheduler half is about to be made, with one function that fails."""
+    pool = FakePool()
+    connector = bare()
+    connector._vllm_config = connector._kv_cache_config = None
+    connector._kv_transfer_config = SimpleNamespace(engine_id="engine")
+    module = "pegaflow.connector.connector"
+    for name, value in (("geometry", MiniEngine().geometry), ("rank_count", 1), ("replica_count", 1)):
+        monkeypatch.setattr(compat, name, lambda *arguments, value=value: value)
+    monkeypatch.setattr(f"{module}.ModelIdentity", lambda *arguments: FakeIdentity())
+    monkeypatch.setattr(f"{module}._open_pool", lambda *arguments: (pool, None))
+
+    def fail(*arguments: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(f"{module}.{broken}", fail)
+    return connector, pool
+
+
+@pytest.mark.parametrize("broken", ["compat.geometry", "ModelIdentity", "compat.replica_count", "config_problem"])
+def test_error_while_starting_turns_the_cache_off_and_vllm_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    connector, pool = without_scheduler(monkeypatch, AttributeError("renamed"), broken)
+    with caplog.at_level("ERROR", "vllm.pegaflow"):
+        connector._start_scheduler(ConnectorConfig())
+    assert [record.getMessage().count("renamed") for record in caplog.records] == [1]
+    assert connector.build_connector_meta(None) == StepPlan()
+    assert connector.get_num_new_matched_tokens(MiniEngine().add(PROMPT), 0) == (0, False)
+    assert pool.closed is (broken == "config_problem")
+
+
+def test_option_that_the_engine_refuses_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector, _ = without_scheduler(monkeypatch, InvalidArgument("too small"), "_open_pool")
+    with pytest.raises(InvalidArgument, match="too small"):
+        connector._start_scheduler(ConnectorConfig())
+
+
+def test_worker_that_does_not_know_its_rank_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector = bare()
+    connector._native = None
+
+    def fail() -> Any:
+        raise AssertionError("no groups")
+
+    monkeypatch.setattr(compat, "worker_rank", fail)
+    connector.register_kv_caches({})
+    assert "no groups" in (connector.get_handshake_metadata().problem or "")
+    connector.start_load_kv(None)
+    assert connector.get_finished(set()) == (None, None)
 
 
 def test_plan_is_never_none() -> None:

@@ -7,7 +7,7 @@ import pytest
 from pegaflow.connector.geometry import Geometry, Group, GroupKind
 from pegaflow.connector.metadata import GroupShape, WorkerShape
 from pegaflow.connector.namespaces import Store
-from pegaflow.errors import PoolFull
+from pegaflow.errors import PoolBusy, PoolFull
 from tests.fakes import FakeIdentity, FakePool
 from tests.unit.mini_engine import HYBRID, SINGLE
 
@@ -84,6 +84,26 @@ def test_pool_that_refuses_a_namespace_turns_the_cache_off() -> None:
     made.set_shapes({(0, 0): shape((0, 0), 10)})
     assert made.namespaces() is None
     assert made.off == "the namespace table is full."
+
+
+def test_busy_pool_is_asked_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    class Busy(FakePool):
+        def namespace(self, *arguments: Any, **more: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 1:
+                raise PoolBusy("a lock was not to be had: retry.")
+            return super().namespace(*arguments, **more)
+
+    made = store(pool=Busy())
+    made.set_shapes({(0, 0): shape((0, 0), 10)})
+    assert made.namespaces() is None
+    assert made.namespaces() is None
+    assert made.off is None
+    assert len(calls) == 1
+    made._retry_at = 0.0
+    assert made.namespaces()
 
 
 def test_same_shapes_again_keep_the_namespaces() -> None:

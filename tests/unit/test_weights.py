@@ -1,12 +1,21 @@
 """What identifies weights: content, wherever it lies; nothing else."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from pegaflow.weights import local_snapshot, weights_digest
+from pegaflow import weights
+from pegaflow.weights import (
+    changed_since_start,
+    local_snapshot,
+    process_started,
+    processors_digest,
+    weights_digest,
+)
 
 
 def save(path: Path, **tensors: torch.Tensor) -> Path:
@@ -98,3 +107,60 @@ def test_repository_is_found_in_the_cache_without_asking_anybody(tmp_path: Path)
     assert local_snapshot("org/model", None, str(tmp_path)) == str(snapshot)
     assert local_snapshot("org/absent", None, str(tmp_path)) is None
     assert local_snapshot("s3://bucket/a/b", None, str(tmp_path)) is None
+
+
+def test_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(bytes(8 << 20))
+
+    def shrink(begin: int, end: int, pieces: int) -> list[tuple[int, int]]:
+        os.truncate(path, 100)
+        return [(begin, end)]
+
+    monkeypatch.setattr(weights, "_spread", shrink)
+    with pytest.raises(OSError, match="became shorter"):
+        weights_digest(str(path))
+
+
+def in_hub_cache(root: Path, blob: str) -> Path:
+    """A snapshot whose only file links to a blob of this name."""
+    (root / "blobs").mkdir(parents=True)
+    (root / "snapshots" / "abc").mkdir(parents=True)
+    save_file(tensors(), root / "blobs" / blob)
+    (root / "snapshots" / "abc" / "model.safetensors").symlink_to(root / "blobs" / blob)
+    return root / "snapshots" / "abc"
+
+
+def test_name_that_a_hub_cache_gave_the_content_counts(tmp_path: Path) -> None:
+    prints = [weights_digest(str(in_hub_cache(tmp_path / name, blob))) for name, blob in ("ax", "by", "cx")]
+    assert prints[0] == prints[2] != prints[1]
+
+
+def test_weights_that_are_newer_than_the_process_are_told(tmp_path: Path) -> None:
+    path = save(tmp_path / "a", **tensors()) / "model.safetensors"
+    assert changed_since_start(str(tmp_path / "a"))
+    os.utime(path, (0, process_started() - 1.0))
+    assert not changed_since_start(str(tmp_path / "a"))
+    (tmp_path / "a" / "README.md").write_text("new")
+    assert not changed_since_start(str(tmp_path / "a"))
+    assert not changed_since_start(str(in_hub_cache(tmp_path / "hub", "0123")))
+
+
+def test_process_started_before_now_and_after_the_machine() -> None:
+    age = time.time() - process_started()
+    assert 0.0 <= age < time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@pytest.mark.parametrize(
+    "name", ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"]
+)
+def test_preparation_of_images_counts_and_tokenizers_do_not(tmp_path: Path, name: str) -> None:
+    before = processors_digest(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert processors_digest(str(tmp_path)) == before
+    (tmp_path / name).write_text('{"size": 224}')
+    small = processors_digest(str(tmp_path))
+    (tmp_path / name).write_text('{"size": 448}')
+    assert len({before, small, processors_digest(str(tmp_path))}) == 3
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert processors_digest(str(tmp_path / "model.gguf")) == processors_digest(str(tmp_path))

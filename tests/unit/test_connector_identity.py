@@ -1,0 +1,113 @@
+"""What two engines must have in common before they share blocks."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pegaflow.connector.identity import SHARE_DUMMY_VARIABLE, ModelIdentity, fixed_factors, weights_identity
+from pegaflow.keys import fingerprint
+from pegaflow.weights import process_started
+from tests.unit.mini_engine import SINGLE
+
+VERSION = "0.32.0"
+
+
+def config(**changes: Any) -> Any:
+    """A configuration of vLLM as far as it is read; ``changes`` by section."""
+    sections: dict[str, dict[str, Any]] = {
+        "model_config": {
+            "model": "model",
+            "revision": None,
+            "seed": 0,
+            "served_model_name": None,
+            "hf_config": SimpleNamespace(to_dict=lambda: {"hidden_size": 64}),
+            "dtype": torch.bfloat16,
+            "quantization": None,
+            "max_model_len": 1024,
+            "multimodal_config": None,
+        },
+        "cache_config": {"cache_dtype": "auto", "prefix_caching_hash_algo": "sha256"},
+        "parallel_config": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1},
+        "load_config": {"load_format": "dummy", "download_dir": None},
+    }
+    return SimpleNamespace(
+        speculative_config=None,
+        **{name: SimpleNamespace(**(values | changes.get(name, {}))) for name, values in sections.items()},
+    )
+
+
+def media(**options: Any) -> Any:
+    known = {"mm_processor_kwargs": None, "media_io_kwargs": {}, "video_pruning_rate": None}
+    return config(model_config={"multimodal_config": SimpleNamespace(**(known | options))})
+
+
+def print_of(made: Any) -> bytes:
+    return fingerprint(fixed_factors(made, SINGLE, VERSION))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mm_processor_kwargs": {"max_pixels": 1}},
+        {"media_io_kwargs": {"video": {"num_frames": 8}}},
+        {"video_pruning_rate": 0.5},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_preparation_of_media_changes_the_fingerprint(options: dict[str, Any]) -> None:
+    assert len({print_of(config()), print_of(media()), print_of(media(**options))}) == 3
+
+
+@pytest.mark.parametrize("name", ["cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size"])
+def test_order_of_tokens_over_context_ranks_changes_the_fingerprint(name: str) -> None:
+    assert print_of(config()) == print_of(config(parallel_config={name: 1}))
+    assert print_of(config()) != print_of(config(parallel_config={name: 16}))
+
+
+def test_made_up_weights_are_shared_only_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice() -> list[Any]:
+        return [weights_identity("model", None, None, "dummy", 1) for _ in range(2)]
+
+    monkeypatch.delenv(SHARE_DUMMY_VARIABLE, raising=False)
+    first, second = twice()
+    assert first != second
+    monkeypatch.setenv(SHARE_DUMMY_VARIABLE, "1")
+    first, second = twice()
+    assert first == second != weights_identity("model", None, None, "dummy", 2)
+
+
+def test_weights_that_changed_since_the_start_are_not_shared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def twice() -> list[Any]:
+        return [weights_identity(str(tmp_path), None, None, "auto", 0) for _ in range(2)]
+
+    save_file({"x": torch.ones(8)}, tmp_path / "model.safetensors")
+    with caplog.at_level("WARNING", "vllm.pegaflow"):
+        first, second = twice()
+    assert first != second
+    assert "newer than this process" in caplog.text
+    os.utime(tmp_path / "model.safetensors", (0, process_started() - 1.0))
+    first, second = twice()
+    assert first == second
+    (tmp_path / "preprocessor_config.json").write_text('{"size": 448}')
+    assert twice()[0] != first
+
+
+def test_weights_that_cannot_be_read_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise OSError("shrunk")
+
+    monkeypatch.setattr("pegaflow.connector.identity.weights_identity", fail)
+    prints = []
+    for _ in range(2):
+        identity = ModelIdentity(config(), SINGLE, VERSION, lambda: b"root")
+        assert identity.factors() is None
+        identity.sample()
+        factors = identity.factors()
+        assert factors is not None
+        prints.append(fingerprint(factors))
+    assert prints[0] != prints[1]

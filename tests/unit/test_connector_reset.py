@@ -1,0 +1,109 @@
+"""Resets: weights were replaced, so nothing of before is found and nothing of after is shared."""
+
+import threading
+
+import pytest
+
+from tests.unit.mini_engine import SINGLE, MiniEngine
+from tests.unit.test_connector_device import engine_on_device
+from tests.unit.test_connector_requests import PROMPT, warm
+
+
+def hit(engine: MiniEngine, tokens: list[int] = PROMPT) -> int:
+    request = engine.add(tokens)
+    engine.run()
+    engine.assert_nothing_held()
+    return request.hit_tokens
+
+
+def test_engine_that_was_reset_shares_with_itself_only(caplog: pytest.LogCaptureFixture) -> None:
+    engine = MiniEngine()
+    sibling = MiniEngine(SINGLE, engine.pool)
+    warm(engine)
+    assert hit(sibling) == len(PROMPT)
+    with caplog.at_level("INFO", "vllm.pegaflow"):
+        assert engine.scheduler.reset()
+        assert engine.scheduler.reset()
+    assert caplog.text.count("shares no blocks") == 1
+    warm(engine)
+    assert hit(engine) == len(PROMPT)
+    assert hit(sibling) == 0  # neither what was saved before nor what was saved after
+    assert hit(MiniEngine(SINGLE, engine.pool)) == len(PROMPT)  # the sibling has saved it anew
+
+
+def test_later_resets_stay_in_the_private_namespace() -> None:
+    engine = MiniEngine()
+    warm(engine)
+    for _ in range(5):
+        assert engine.scheduler.reset()
+        assert hit(engine) == 0
+        assert hit(engine) == len(PROMPT)
+    assert len(engine.pool._namespaces) == 2
+
+
+def test_reset_before_anything_is_known_takes_effect_as_soon_as_it_is() -> None:
+    sibling = MiniEngine()
+    warm(sibling)
+    engine = MiniEngine(SINGLE, sibling.pool)
+    engine.identity.ready = False
+    assert engine.scheduler.reset()
+    engine.identity.ready = True
+    assert hit(engine) == 0
+    assert hit(engine) == len(PROMPT)
+    assert hit(sibling) == 0
+
+
+def test_reset_that_cannot_be_done_says_so() -> None:
+    engine = MiniEngine()
+    warm(engine)
+    assert engine.store._lock.acquire(blocking=False)
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(engine.scheduler.reset()))
+    thread.start()
+    thread.join()
+    engine.store._lock.release()
+    assert answers == [False]
+    assert engine.scheduler.reset()
+    assert hit(engine) == 0
+
+
+def test_workers_get_ready_for_the_private_namespace() -> None:
+    engine, _, copiers = engine_on_device()
+    warm(engine)
+    [(public, _)] = copiers[0].registered
+    assert engine.scheduler.reset()
+    warm(engine)
+    namespaces = engine.store.namespaces()
+    assert namespaces is not None
+    assert copiers[0].registered == [(public, 0), (namespaces[0], 0)]
+    assert namespaces[0] is not public
+    assert len(copiers) == 1
+
+
+def test_blocks_in_flight_at_a_reset_are_saved_anew() -> None:
+    engine = MiniEngine()
+    warm(engine, [99] * 8)
+    engine.copiers[0].held = True
+    engine.add(PROMPT[:12])
+    engine.step()
+    assert engine.scheduler.reset()
+    new = engine.add(PROMPT[:12])
+    engine.step()
+    assert [len(refs) for job in engine.plans[-1].saves for _, refs, _ in job.blocks] == [3]
+    engine.copiers[0].held = False
+    engine.run()
+    engine.assert_nothing_held()
+    assert hit(engine, [*PROMPT[:12], 1]) == 12
+    assert new.hit_tokens == 0
+
+
+def test_preempted_request_saves_its_blocks_anew_after_a_reset() -> None:
+    engine = MiniEngine()
+    request = engine.add(PROMPT)
+    engine.step()
+    engine.step()
+    engine.preempt(request)
+    assert engine.scheduler.reset()
+    engine.run()
+    assert request.hit_tokens == 0
+    assert hit(engine) == len(PROMPT)

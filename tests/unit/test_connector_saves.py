@@ -1,0 +1,254 @@
+"""Saves: which blocks go out, in which order they are published, and what the bookkeeping costs."""
+
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pegaflow.connector.geometry import Geometry
+from pegaflow.connector.metadata import SaveOutcome
+from pegaflow.connector.saves import _Job
+from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine, MiniRequest, full_group
+from tests.unit.test_connector_requests import PROMPT, saved_blocks, warm
+
+
+def visible(engine: MiniEngine, request: MiniRequest) -> int:
+    namespaces = engine.store.namespaces()
+    assert namespaces is not None
+    return sum(namespaces[0].contains(request.block_hashes))
+
+
+def promised_elsewhere(engine: MiniEngine) -> MiniRequest:
+    """A request whose blocks another connector has promised to load: vLLM counts them as computed at once."""
+    request = engine.add(PROMPT)
+    engine.scheduler.match(request, 0, False)
+    engine._allocate(request, 40, 40)
+    engine.scheduler.allocated(request, (), 0)
+    request.state, request.num_computed_tokens = "elsewhere", 40
+    engine.step()
+    return request
+
+
+def plan_one(engine: MiniEngine, request: MiniRequest, tokens_after: int) -> Any:
+    state = engine.scheduler.table.get(request.request_id)
+    assert state is not None
+    return engine.scheduler.plan(lambda: [(state, partial(list, request.tables), tokens_after)], True)
+
+
+def test_blocks_that_another_connector_has_not_filled_are_not_saved_at_an_abort() -> None:
+    engine = MiniEngine()
+    warm(engine, [99] * 8)
+    request = promised_elsewhere(engine)
+    engine.abort(request)
+    engine.run()
+    assert visible(engine, request) == 0
+    engine.assert_nothing_held()
+
+
+def test_blocks_that_another_connector_filled_are_saved_once_the_request_runs() -> None:
+    engine = MiniEngine()
+    warm(engine, [99] * 8)
+    request = promised_elsewhere(engine)
+    plan = plan_one(engine, request, 41)
+    assert [len(refs) for job in plan.saves for _, refs, _ in job.blocks] == [8]  # as many as may be pinned
+
+
+def test_preempted_request_forgets_how_far_it_was() -> None:
+    engine = MiniEngine()
+    warm(engine, [99] * 8)
+    request = engine.add(PROMPT)
+    engine.step()
+    state = engine.scheduler.table.get(request.request_id)
+    assert state is not None
+    assert state.computed_seen == 12
+    engine.preempt(request)
+    engine.scheduler.allocated(request, (), 0)
+    assert state.computed_seen == 0
+
+
+def test_drafts_do_not_make_the_last_block_of_a_drafter_final() -> None:
+    engine = MiniEngine(Geometry((full_group(),), lookahead=True), blocks=400)
+    request = engine.add(PROMPT)
+    engine._allocate(request, 40)
+    plan = plan_one(engine, request, 46)
+    assert [len(refs) for job in plan.saves for _, refs, _ in job.blocks] == [9]
+
+
+def test_tokens_that_the_last_step_confirmed_are_saved_at_the_end() -> None:
+    engine = MiniEngine(blocks=400)
+    warm(engine, [99] * 8)
+    request = engine.add(PROMPT[:39])
+    engine._allocate(request, 39)
+    request.tables[0].append(engine.block_pool.allocate() or 0)
+    plan_one(engine, request, 40)  # the last of these tokens was only a placeholder
+    request.append(7, 8)
+    request.num_computed_tokens = 40
+    engine.abort(request)
+    assert sum(len(refs) for job in plan_late(engine) for _, refs, _ in job.blocks) == 1
+
+
+def plan_late(engine: MiniEngine) -> Any:
+    return engine.scheduler.plan(list, False).saves
+
+
+def test_error_in_a_later_group_gives_back_what_earlier_groups_reserved() -> None:
+    engine = MiniEngine(HYBRID)
+    namespaces: Any = engine.store.namespaces()
+
+    def broken(*arguments: Any, **more: Any) -> Any:
+        raise RuntimeError("bug")
+
+    namespaces[1].reserve = broken
+    request = engine.add(PROMPT)
+    engine.step()
+    state = engine.scheduler.table.get(request.request_id)
+    assert engine.recorder.counters["hook_errors"]
+    assert engine.pool.reserved() == []
+    assert state is not None
+    assert state.saved_blocks == {}
+    assert not engine.scheduler.has_pending_saves()
+
+
+class Watched(dict[int, _Job]):
+    """Jobs that count how often somebody goes through all of them."""
+
+    walks = 0
+
+    def __iter__(self) -> Any:
+        self.walks += 1
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.walks += 1
+        return super().items()
+
+
+def test_report_touches_no_job_but_its_own_and_those_that_waited() -> None:
+    engine = MiniEngine()
+    saves = engine.scheduler._saves
+    count = 3_000
+    now = time.monotonic()
+    jobs = Watched(
+        {index: _Job([], [], [], 1, {index - 1} - {0}, now, followers=[index + 1]) for index in range(1, count + 1)}
+    )
+    saves._jobs = jobs
+    for index in range(count, 1, -1):
+        saves.reported(index, SaveOutcome(1, frozenset(), 0.0))
+    assert saves.pending == count
+    saves.reported(1, SaveOutcome(1, frozenset(), 0.0))
+    assert saves.pending == 0
+    assert jobs.walks == 0
+
+
+def test_error_while_publishing_does_not_leave_the_jobs_behind_waiting() -> None:
+    engine = MiniEngine(blocks=400)
+    warm(engine, [99] * 8)
+    engine.copiers[0].held = True
+    engine.add(PROMPT)
+    for _ in range(4):
+        engine.step()
+    assert engine.scheduler._saves.pending > 1
+    engine.copiers[0].held = False
+    engine.pool.fail_publish = RuntimeError("bug")
+    engine.run()
+    assert not engine.scheduler.has_pending_saves()
+    assert engine.block_pool.used() == 0
+
+
+def test_chain_whose_beginning_is_gone_is_not_copied() -> None:
+    engine = MiniEngine()
+    warm(engine, [99] * 8)
+    request = engine.add(PROMPT)
+    engine.step()
+    assert visible(engine, request) == 3
+    engine.pool.slots.clear()
+    before = saved_blocks(engine)
+    engine.run()
+    assert saved_blocks(engine) == before
+    engine.assert_nothing_held()
+
+
+def test_nobody_waits_for_pinned_blocks_that_a_running_request_uses_too() -> None:
+    engine = MiniEngine()
+    warm(engine, [99] * 8)
+    engine.copiers[0].held = True
+    request = engine.add(PROMPT)
+    engine.step()
+    assert engine.scheduler.has_pending_saves()
+    assert not engine.scheduler.frees_soon()
+    engine.abort(request)
+    assert engine.scheduler.frees_soon()
+    engine.copiers[0].held = False
+    engine.run()
+    assert not engine.scheduler.frees_soon()
+
+
+def test_index_is_not_asked_while_nothing_may_be_pinned() -> None:
+    engine = MiniEngine()
+    namespaces: Any = engine.store.namespaces()
+    request = engine.add(PROMPT)
+    engine._allocate(request, 40)
+    asked: list[int] = []
+    original = namespaces[0].contains
+    namespaces[0].contains = lambda keys: asked.append(len(keys)) or original(keys)
+    pins = engine.scheduler._pins
+    pins.count = pins.count_max
+    assert not plan_one(engine, request, 40).saves
+    state = engine.scheduler.table.get(request.request_id)
+    assert state is not None
+    assert engine.scheduler._saves.plan(state, request.tables, 40) is None
+    assert asked == []
+    pins.count = 0
+    assert plan_one(engine, request, 40).saves
+    assert asked
+
+
+def test_save_that_another_process_was_faster_with_is_a_success_of_no_blocks() -> None:
+    slow = MiniEngine()
+    warm(slow, [99] * 8)
+    slow.recorder.take()
+    slow.copiers[0].held = True
+    slow.add(PROMPT[:12])
+    slow.step()
+    fast = MiniEngine(SINGLE, slow.pool)
+    fast.add(PROMPT[:12])
+    fast.run()
+    slow.copiers[0].held = False
+    slow.run()
+    assert slow.recorder.counters["save_success"] == 1
+    assert slow.recorder.samples["save_blocks"] == [0]
+    assert fast.recorder.samples["save_blocks"] == [3]
+
+
+def test_save_of_which_nothing_became_visible_is_a_failure() -> None:
+    engine = MiniEngine()
+    warm(engine, [99] * 8)
+    engine.recorder.take()
+    engine.copiers[0].held = True
+    engine.add(PROMPT[:12])
+    engine.step()
+    for slot in engine.pool.slots.values():
+        slot.epoch -= 1  # as if another process had reset the cache
+    engine.copiers[0].held = False
+    engine.run()
+    assert engine.recorder.counters["save_failure"] == 1
+    assert "save_success" not in engine.recorder.counters
+
+
+def test_save_that_ended_while_nobody_stepped_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pegaflow.connector.worker.SETTLE_SECONDS_MAX", 0.0)
+    engine = MiniEngine()
+    warm(engine, [99] * 8)
+    engine.scheduler._settle = True
+    engine.copiers[0].held = True
+    request = engine.add(PROMPT)
+    engine.step()
+    engine.copiers[0].held = False
+    engine.scheduler._saves._overdue_seconds = 0.0
+    engine.scheduler._last_plan -= 1_000.0
+    engine.abort(request)
+    engine.step()
+    assert engine.pool.quarantined == []
+    assert visible(engine, request) == 3
+    engine.assert_nothing_held()
