@@ -5,7 +5,7 @@ exception gets out of here either, except for options that are wrong, and those 
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from pegaflow.connector.namespaces import Store
 from pegaflow.connector.prometheus import PegaPromMetrics, PegaStats
 from pegaflow.connector.scheduler import SchedulerHalf, log_notes
 from pegaflow.connector.worker import WorkerHalf
-from pegaflow.errors import InvalidArgument, PegaFlowError
+from pegaflow.errors import InvalidArgument, PegaFlowError, PoolBusy
 from pegaflow.metrics import Recorder
 
 if TYPE_CHECKING:
@@ -276,8 +276,9 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         ranks = compat.rank_count(vllm_config)
         identity = ModelIdentity(vllm_config, geometry, vllm.__version__, compat.none_hash)
         replicas = compat.replica_count(vllm_config, kv_cache_config)
-        pool, problem = _open_pool(config, str(self._kv_transfer_config.engine_id))
-        self._store = Store(pool, geometry, identity, ranks, replicas)
+        open_pool = partial(_open_pool, config, str(self._kv_transfer_config.engine_id))
+        pool, problem = _try_to_open(open_pool)
+        self._store = Store(pool, geometry, identity, ranks, replicas, open_pool)
         problem = problem or config_problem(vllm_config)
         if problem:
             self._store.turn_off(problem)
@@ -339,18 +340,26 @@ def _config_of(vllm_config: Any) -> ConnectorConfig:
     return parse_config(vllm_config.kv_transfer_config.kv_connector_extra_config or {}, os.environ)
 
 
-def _open_pool(config: ConnectorConfig, engine_id: str) -> "tuple[Pool | None, str | None]":
-    """The pool, or why there is none. Options that the engine refuses are the user's to mend: they are raised."""
+def _open_pool(config: ConnectorConfig, engine_id: str) -> "Pool":
+    return _native.Pool.open(
+        config.pool_name,
+        shm_dir=config.shm_dir,
+        pool_bytes=config.pool_bytes,
+        segment_bytes=config.segment_bytes,
+        label=f"vllm {config.instance_id or engine_id}",
+    )
+
+
+def _try_to_open(open_pool: "Callable[[], Pool]") -> "tuple[Pool | None, str | None]":
+    """The pool, or why there is none; neither if it is busy, so that it is worth trying again. Options that the engine
+    refuses are the user's to mend: they are raised."""
     try:
-        pool = _native.Pool.open(
-            config.pool_name,
-            shm_dir=config.shm_dir,
-            pool_bytes=config.pool_bytes,
-            segment_bytes=config.segment_bytes,
-            label=f"vllm {config.instance_id or engine_id}",
-        )
+        pool = open_pool()
     except InvalidArgument:
         raise
+    except PoolBusy as error:
+        logger.warning("PegaFlow: the pool is busy, trying again: %s", error)
+        return None, None
     except PegaFlowError as error:
         return None, str(error)
     return pool, None

@@ -123,7 +123,8 @@ class Loads:
         self._release(refs)
 
     def void_offers(self) -> None:
-        """The cache was reset: what is on offer must not be loaded any more."""
+        """The cache was reset: what is on offer must not be loaded any more, and what was bad is gone."""
+        self._bad_keys.clear()
         for state in self._table:
             if state.phase is Phase.OFFERED and state.offer is not None:
                 state.offer.void = True

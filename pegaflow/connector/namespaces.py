@@ -9,7 +9,7 @@ room for blocks when the first request comes.
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from pegaflow.connector.geometry import Geometry
@@ -54,9 +54,19 @@ class Identity(Protocol):
 class Store:
     """Pool and namespaces, or the reason why there are none."""
 
-    def __init__(self, pool: "Pool | None", geometry: Geometry, identity: Identity, ranks: int, replicas: int) -> None:
-        """``ranks``: TP x PP workers. ``replicas``: consecutive tensor ranks that hold identical bytes."""
+    def __init__(
+        self,
+        pool: "Pool | None",
+        geometry: Geometry,
+        identity: Identity,
+        ranks: int,
+        replicas: int,
+        reopen: "Callable[[], Pool] | None" = None,
+    ) -> None:
+        """``ranks``: TP x PP workers. ``replicas``: consecutive tensor ranks that hold identical bytes. ``reopen``
+        opens a pool that was busy when the engine started."""
         self.pool = pool
+        self._reopen = reopen
         self.off: str | None = None
         """Why the cache is off; ``None`` while it works."""
         self._geometry = geometry
@@ -178,18 +188,21 @@ class Store:
         while self._namespaces is None and self.off is None and time.monotonic() < deadline:
             if self._closing.wait(PREPARE_POLL_SECONDS):
                 return
-            self._create()
+            self._create(may_open=True)
 
     def _check_factors(self) -> None:
         """In a process that had another engine before, the root of that one's hashes may have been seen first."""
         if self._factors is not None and self._identity.factors() != self._factors:
             self._namespaces = self._address = None
 
-    def _create(self) -> None:
+    def _create(self, may_open: bool = False) -> None:
+        """``may_open``: open the pool too if it is still missing; not for the scheduler, which must not wait."""
         if time.monotonic() < self._retry_at or not self._lock.acquire(blocking=False):
             return  # not again yet, or the other thread is at it
         try:
-            if self._namespaces is None and self.off is None:
+            if self._namespaces is None and self.off is None and not self._closing.is_set():
+                if self.pool is None and may_open and self._reopen is not None:
+                    self.pool = self._reopen()
                 self._create_locked()
         except PoolBusy as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS

@@ -1,6 +1,7 @@
 """The connector class as vLLM sees it: signatures, answers without a half, newer hooks, and errors that stay inside."""
 
 import inspect
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,7 +122,7 @@ def without_scheduler(monkeypatch: pytest.MonkeyPatch, error: Exception, broken:
     for name, value in (("geometry", MiniEngine().geometry), ("rank_count", 1), ("replica_count", 1)):
         monkeypatch.setattr(compat, name, lambda *arguments, value=value: value)
     monkeypatch.setattr(f"{module}.ModelIdentity", lambda *arguments: FakeIdentity())
-    monkeypatch.setattr(f"{module}._open_pool", lambda *arguments: (pool, None))
+    monkeypatch.setattr(f"{module}._open_pool", lambda *arguments: pool)
 
     def fail(*arguments: Any) -> Any:
         raise error
@@ -147,6 +148,33 @@ def test_option_that_the_engine_refuses_stops_the_start(monkeypatch: pytest.Monk
     connector, _ = without_scheduler(monkeypatch, InvalidArgument("too small"), "_open_pool")
     with pytest.raises(InvalidArgument, match="too small"):
         connector._start_scheduler(ConnectorConfig())
+
+
+def test_pool_that_was_busy_at_the_start_is_opened_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector, pool = without_scheduler(monkeypatch, RuntimeError("unused"), "_attach_pool")
+    answers: list[Any] = [PoolBusy("busy"), PoolBusy("busy"), pool]
+
+    def open_pool(*arguments: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    module = "pegaflow.connector.connector"
+    monkeypatch.setattr(f"{module}._open_pool", open_pool)
+    monkeypatch.setattr(f"{module}.config_problem", lambda config: None)
+    monkeypatch.setattr(compat, "numbers_media", lambda config: False)
+    monkeypatch.setattr(f"{module}._warn", lambda *arguments: None)
+    monkeypatch.setattr("pegaflow.connector.namespaces.RETRY_SECONDS", 0.01)
+    connector._start_scheduler(ConnectorConfig())
+    connector._set_shapes([MiniEngine().workers[0].shape()])
+    deadline = time.monotonic() + 10.0
+    while connector._store.namespaces() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert connector._store.off is None
+    assert connector._store.pool is pool
+    connector.shutdown()
+    assert pool.closed
 
 
 def test_worker_that_does_not_know_its_rank_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,9 @@ class Engines:
         deadline = time.monotonic() + RESET_SECONDS_MAX
         while True:
             if self._llm.reset_prefix_cache(reset_connector=connector):
+                core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
+                if connector and core is not None:
+                    self._wait_for_room(core.scheduler.connector)  # what is saved from now on has a place of its own
                 return True
             if time.monotonic() > deadline:
                 return False
