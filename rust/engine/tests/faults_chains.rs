@@ -8,7 +8,7 @@ mod kill;
 use std::sync::Arc;
 
 use common::ShmDir;
-use kill::blocks::{MAIN, check_chain, keys, namespace, open, store_all, store_chain};
+use kill::blocks::{MAIN, check_chain, keys, namespace, open, store_all, store_chain, wrong_block};
 use kill::child::Worker;
 use kill::settled::{assert_nothing_lost, assert_settled, stat};
 use nix::sys::wait::WaitStatus;
@@ -110,5 +110,51 @@ fn an_evictor_that_dies_with_a_block_in_its_hands_loses_no_parent() {
         let present = pool.contains(ns, &chain).unwrap().iter().filter(|present| **present).count();
         assert_eq!(present, left, "no head went before its tail ({point})");
     }
+    assert_nothing_lost(&pool, &[ns]);
+}
+
+#[test]
+fn a_candidate_that_an_evictor_has_to_give_back_keeps_the_chain_before_it() {
+    let dir = ShmDir::new("evictor-stopped");
+    let pool = open(&dir.0);
+    let ns = namespace(&pool, MAIN);
+    let chain = keys(0..2);
+    store_all(&pool, ns, &chain[..1], 1);
+    store_chain(&pool, ns, &chain, 1);
+    let leased = pool.lease(ns, &chain, 1, 2).unwrap();
+    assert_eq!(leased.len(), 1);
+    // Everything else is younger, and there is no free slot.
+    evict(&pool, ns, 1000, 254);
+    assert_eq!(stat(&pool.namespace_stats(ns).unwrap(), "slots_free"), 0);
+    // Stopped between marking the leased tail and looking at its leases.
+    let mut evicting = Worker::start("hold", &dir.0, &["evict-stopped"]);
+    assert!(matches!(evicting.stopped_or_ended(), WaitStatus::Stopped(..)));
+    assert_eq!(wrong_block(&pool, leased[0], &chain[1]), None, "a leased block is readable all the time");
+    evict(&pool, ns, 5000, 8);
+    evicting.signal(nix::sys::signal::Signal::SIGCONT);
+    evicting.finish();
+    assert_eq!(pool.contains(ns, &chain).unwrap(), [true, true], "the tail is leased, so its head stays");
+    pool.release(&leased).unwrap();
+    assert_nothing_lost(&pool, &[ns]);
+}
+
+#[test]
+fn a_block_that_got_a_child_before_its_evictor_died_stays_with_its_child() {
+    let dir = ShmDir::new("child-in-time");
+    let pool = open(&dir.0);
+    let ns = namespace(&pool, MAIN);
+    let chain = keys(0..2);
+    store_all(&pool, ns, &chain[..1], 1);
+    evict(&pool, ns, 1000, 255);
+    assert_eq!(stat(&pool.namespace_stats(ns).unwrap(), "slots_free"), 0);
+    // Stopped with the oldest block chosen; once it goes on, it dies right after marking it.
+    let mut evicting = Worker::start("hold", &dir.0, &["evict-stopped-then-killed"]);
+    assert!(matches!(evicting.stopped_or_ended(), WaitStatus::Stopped(..)));
+    assert_eq!(store_chain(&pool, ns, &chain, 2), 1, "a child in time");
+    evicting.signal(nix::sys::signal::Signal::SIGCONT);
+    assert!(matches!(evicting.end(), WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGKILL, _)));
+    assert_settled(&pool);
+    assert_eq!(pool.contains(ns, &chain).unwrap(), [true, true]);
+    assert_eq!(check_chain(&pool, ns, &chain), 2);
     assert_nothing_lost(&pool, &[ns]);
 }

@@ -85,7 +85,7 @@ impl Core {
             self.expect_orphans();
         }
         let extents = self.all_extents();
-        let usable = |extent: &&Extent| matches!(extent.state, ExtentState::Ready | ExtentState::Retiring);
+        let usable = |extent: &&Extent| !matches!(extent.state, ExtentState::Free | ExtentState::Dropping);
         let mut settled = true;
         for slot in extents.iter().filter(usable).flat_map(Extent::slots) {
             settled &= self.reap_slot(slot, dead.row, writers);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use pegaflow_engine::crash_point;
 
 use crate::blocks::{CONTESTED, MAIN, fill, key, keys, namespace, open, store_all, wrong_block};
@@ -9,6 +10,10 @@ use crate::{say, wait_for_parent};
 
 /// Number of the first key that holders use.
 pub const HELD: u64 = 1 << 40;
+
+extern "C" fn die_when_claimed(_signal: i32) {
+    let _known = crash_point::arm("evict.claimed", "kill");
+}
 
 /// A leader with one lease and one reservation: "ROW EPOCH NUMBER", the number of the key that it leases.
 pub fn lead(dir: &Path) {
@@ -64,6 +69,19 @@ pub fn run(dir: &Path, what: &str) {
         "publish-stopped" => {
             let ns = namespace(&pool, MAIN);
             crash_point::arm("publish.locked", "stop").unwrap();
+            store_all(&pool, ns, &keys(CONTESTED..CONTESTED + 1), 1);
+        }
+        "evict-stopped" => {
+            let ns = namespace(&pool, MAIN);
+            crash_point::arm("evict.claimed", "stop").unwrap();
+            store_all(&pool, ns, &keys(CONTESTED..CONTESTED + 1), 1);
+        }
+        "evict-stopped-then-killed" => {
+            let ns = namespace(&pool, MAIN);
+            let action = SigAction::new(SigHandler::Handler(die_when_claimed), SaFlags::SA_RESTART, SigSet::empty());
+            // SAFETY: the handler looks up a name in a table and stores to an atomic.
+            unsafe { sigaction(Signal::SIGCONT, &action) }.unwrap();
+            crash_point::arm("evict.locked", "stop").unwrap();
             store_all(&pool, ns, &keys(CONTESTED..CONTESTED + 1), 1);
         }
         "leave-stopped" => {
