@@ -18,6 +18,9 @@ PIECES_PER_TENSOR = 16
 PIECES_PER_FILE_MAX = 65_536
 PIECES_PER_OPAQUE_FILE = 4_096
 HEADER_BYTES_MAX = 256 << 20
+START_SECONDS_MIN = 0.1
+"""Within so many seconds of its start no process has loaded weights; the kernel counts starts in ticks of 10 ms."""
+
 PROCESSOR_CONFIGS = "*processor*_config.json"
 PROCESSOR_CONFIG_BYTES_MAX = 16 << 20
 
@@ -56,7 +59,7 @@ def processors_digest(path: str) -> str:
 def changed_since_start(path: str) -> bool:
     """Whether weights were written after this process started, which may have loaded what was there before. Files that
     are named by their content cannot be overwritten by others."""
-    started = process_started()
+    started = process_started() + START_SECONDS_MIN
     return any(file.stat().st_mtime > started and not _blob_name(file) for file in _weight_files(Path(path)))
 
 
