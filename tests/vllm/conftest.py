@@ -31,8 +31,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """A process whose engines run in one thread."""
+def in_process(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """A process whose engines run in one thread. It starts after ``models`` were made: blocks of weights that are newer
+    than their process are not shared."""
     process = EngineProcess(tmp_path_factory.mktemp("log") / "engine.log")
     yield process
     process.stop()
