@@ -94,7 +94,8 @@ class MiniEngine:
         self.identity = FakeIdentity()
         self.chunk_tokens = 12
         config = ConnectorConfig(**options)
-        self._native = native or NativeTypes(lambda name, shm_dir: self.pool, self._fake_copier, FakeLayout)  # type: ignore[arg-type]
+        layout: Any = FakeLayout
+        self._native = native or NativeTypes(lambda name, shm_dir: self.pool, self._fake_copier, layout)
         self.store = Store(self.pool, geometry, self.identity, ranks, 1)
         self.scheduler = SchedulerHalf(
             config,
