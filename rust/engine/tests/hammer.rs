@@ -111,7 +111,7 @@ fn kills_at_random_moments_cost_no_byte_no_slot_and_no_lease() {
         let bystander = round.is_multiple_of(2).then(|| open(&hammer.dir.0));
         hammer.run(kills.div_ceil(POOLS));
         let pool = bystander.unwrap_or_else(|| open(&hammer.dir.0));
-        let spaces = [MAIN, MAIN + 1, MAIN + 2].map(|byte| namespace(&pool, byte));
+        let spaces = [0, 1, 2, 3, 4].map(|space| MAIN + space).map(|byte| namespace(&pool, byte));
         assert_nothing_lost(&pool, &spaces);
         totals.add(&hammer.totals);
         killed = (killed.0 + hammer.kills, killed.1 + hammer.self_kills);

@@ -13,7 +13,7 @@ use crate::shm::file::Place;
 use crate::shm::free::FreeCursor;
 use crate::shm::lease::Pins;
 use crate::shm::liveness::LockFile;
-use crate::shm::lock::SlowHolder;
+use crate::shm::lock::SlowHolders;
 use crate::shm::mapping::Mapping;
 use crate::shm::namespace::Namespace;
 use crate::shm::process::Member;
@@ -51,7 +51,7 @@ pub(crate) struct Core {
     /// Since when another process has been growing a namespace that this one wants to grow.
     pub(crate) growth_seen_since: Mutex<Option<Instant>>,
     pub(crate) reaping: Mutex<()>,
-    pub(crate) slow_holder: SlowHolder,
+    pub(crate) slow_holders: SlowHolders,
     pub(crate) requests: Mutex<Requests>,
     pub(crate) bell: Condvar,
 }
@@ -77,7 +77,7 @@ impl Core {
             grow_paused_until: Mutex::default(),
             growth_seen_since: Mutex::default(),
             reaping: Mutex::default(),
-            slow_holder: SlowHolder::default(),
+            slow_holders: SlowHolders::default(),
             requests: Mutex::default(),
             bell: Condvar::new(),
         }

@@ -7,9 +7,10 @@
 
 use std::time::Instant;
 
-use crate::limits::{LOCK_SLEEP, LOCK_SPINS, LOCK_TRIES_PER_PROBE, LOCK_WAIT_MAX, SLOW_HOLDER_PAUSE};
+use crate::limits::{LOCK_SLEEP, LOCK_SPINS, LOCK_TRIES_PER_PROBE, LOCK_WAIT_MAX, PROCESSES_MAX, SLOW_HOLDER_PAUSE};
 use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
+use crate::shm::process::Member;
 use crate::sync::{AcqRel, Acquire, AtomicU64, Relaxed, Release};
 
 /// A held lock; dropping it releases.
@@ -25,29 +26,38 @@ impl Drop for LockGuard<'_> {
     }
 }
 
-/// The holder that a wait ran out for last. It is stopped, or at something long: for a while nobody waits for it again,
-/// so that an operation on many keys waits once and not once per key.
-#[derive(Default)]
-pub(crate) struct SlowHolder {
-    word: AtomicU64,
-    until_ms: AtomicU64,
+/// Until when (boot clock, ms) nobody of this process waits for the process of each row again, since a wait for it ran
+/// out: it is stopped, or at something long. So an operation on many keys waits once and not once per key.
+pub(crate) struct SlowHolders {
+    until_ms: [AtomicU64; PROCESSES_MAX],
 }
 
-impl SlowHolder {
-    fn remember(&self, holder: u64) {
-        self.until_ms.store(boot_ms() + SLOW_HOLDER_PAUSE.as_millis() as u64, Relaxed);
-        self.word.store(holder, Relaxed);
+impl Default for SlowHolders {
+    fn default() -> Self {
+        Self { until_ms: [const { AtomicU64::new(0) }; PROCESSES_MAX] }
+    }
+}
+
+impl SlowHolders {
+    fn of(&self, holder: u64) -> Option<&AtomicU64> {
+        Member::decode(holder).map(|member| &self.until_ms[member.row as usize])
     }
 
-    fn is(&self, holder: u64) -> bool {
-        holder != 0 && self.word.load(Relaxed) == holder && boot_ms() < self.until_ms.load(Relaxed)
+    fn remember(&self, holder: u64) {
+        if let Some(until_ms) = self.of(holder) {
+            until_ms.store(boot_ms() + SLOW_HOLDER_PAUSE.as_millis() as u64, Relaxed);
+        }
+    }
+
+    fn contains(&self, holder: u64) -> bool {
+        self.of(holder).is_some_and(|until_ms| until_ms.load(Relaxed) > boot_ms())
     }
 }
 
 impl Core {
     /// Whether waiting for the lock in `word` is known to be of no use now.
     pub(crate) fn is_held_for_long(&self, word: &AtomicU64) -> bool {
-        self.slow_holder.is(word.load(Relaxed))
+        self.slow_holders.contains(word.load(Relaxed))
     }
 
     /// Take the lock in `word`, or give up after a bounded wait. Not recursive.
@@ -75,7 +85,7 @@ impl Core {
                 continue;
             }
             tries += 1;
-            let late = started.elapsed() >= LOCK_WAIT_MAX || self.slow_holder.is(holder);
+            let late = started.elapsed() >= LOCK_WAIT_MAX || self.slow_holders.contains(holder);
             // One yield on a busy host can take as long, so never give up without having looked.
             if (late || tries.is_multiple_of(LOCK_TRIES_PER_PROBE))
                 && self.is_dead(holder)
@@ -85,8 +95,8 @@ impl Core {
                 break Some(LockGuard { word, mine });
             }
             if late {
-                if !self.slow_holder.is(holder) {
-                    self.slow_holder.remember(holder);
+                if !self.slow_holders.contains(holder) {
+                    self.slow_holders.remember(holder);
                 }
                 self.stats.lock_timeouts.add(1);
                 break None;

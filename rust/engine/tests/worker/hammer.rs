@@ -17,8 +17,9 @@ const SHARED_LENGTH: u64 = 6;
 const LENGTH: u64 = 20;
 const HELD_MAX: usize = 6;
 
-/// Namespaces, the rare ones so rare that the pool is full when they come and has to take an extent from the others.
-const WEIGHTS: [u8; 20] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2];
+/// Namespaces, each with its share of the steps in percent: more than the pool has extents, so that one of them always
+/// starves and has to take an extent from another.
+const SHARES: [u64; 5] = [65, 20, 5, 5, 5];
 
 const LOOKUP: usize = 0;
 const LEASE: usize = 1;
@@ -87,8 +88,19 @@ impl Hammer {
         result
     }
 
+    fn choose_space(&mut self) -> u8 {
+        let mut percent = self.random.below(100);
+        for (space, share) in SHARES.iter().enumerate() {
+            if percent < *share {
+                return space as u8;
+            }
+            percent -= share;
+        }
+        unreachable!("the shares are 100 percent")
+    }
+
     fn step(&mut self) {
-        let which = MAIN + WEIGHTS[self.random.below(WEIGHTS.len() as u64) as usize];
+        let which = MAIN + self.choose_space();
         let ns = match self.pool().namespace(&[which; 32], 0, &PART_BYTES, "hammer") {
             Ok(ns) => ns,
             // A sibling holds the lock over namespaces for too long: next time.
