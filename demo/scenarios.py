@@ -18,6 +18,8 @@ from pegaflow import _native
 POOL = "pegaflow-demo"
 POOL_SIZE = "2gb"
 BLOCK_TOKENS = 32
+SETTLE_SECONDS = 4
+"""An engine that has just become ready keeps a core busy for a while, and its neighbour's first answer is timed."""
 TOKENS = 32
 """How far the text is continued."""
 
@@ -86,6 +88,8 @@ class Demo:
             with self._busy(f"Waiting for engine {engine.name}"):
                 engine.wait_ready()
             self._say(f"engine {engine.name} is ready after {time.monotonic() - started:.0f} s")
+        with self._busy("Letting the engines come to rest"):
+            time.sleep(SETTLE_SECONDS)
         return pair
 
     def _settings(self, *, connector: bool) -> dict[str, Any]:
