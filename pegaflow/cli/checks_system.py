@@ -63,7 +63,7 @@ def rdma(host: Host) -> Finding:
     base = "/sys/class/infiniband"
     devices = host.names(base)
     if not devices:
-        return Finding("rdma", INFO, "no devices", "Nothing to do: peers are reached over TCP without them.")
+        return Finding("rdma", INFO, "no devices", "Nothing to do: this version has no peers yet.")
     described = [f"{device} ({', '.join(_ports(host, f'{base}/{device}')) or 'no ports'})" for device in devices]
     value = "; ".join(described)
     verbs = [one for one in host.names("/dev/infiniband") if one.startswith("uverbs")]
