@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pegaflow import _native
-from pegaflow.connector.log import logger
 
 if TYPE_CHECKING:
     from pegaflow._native import CopyDone, KVLayout, Namespace, Pool
@@ -20,10 +19,6 @@ class DeviceCopier:
         self._device = torch.device(device)
         self._current_stream = torch.cuda.current_stream
         self._copier = _native.CudaCopier(pool, self._device.index or 0, backend=backend)
-        logger.info(
-            "PegaFlow: copies to and from %s are ready; their buffers take %.0f MB of its memory.",
-            device, self._copier.stats()["ring_bytes"] / 1e6,
-        )  # fmt: skip
 
     def register(self, namespace: "Namespace", part: int) -> None:
         """Page-lock this rank's part of the blocks in the background."""
