@@ -255,7 +255,14 @@ class CudaCopier:
 
     def register(self, namespace: Namespace, part: int) -> None:
         """Page-lock, in the background, the segments that hold ``part`` of the namespace's blocks, now and as the pool
-        grows. Without this, everything goes through page-locked buffers."""
+        grows. Chunks that a job needs go first. Without this, everything goes through page-locked buffers."""
+
+    def unregister(self, namespace: Namespace, part: int) -> None:
+        """Undo ``register()``, in the background."""
+
+    def set_stepping(self, stepping: bool) -> None:
+        """A step of the model begins, or has ended as far as the CPU is concerned. While steps follow each other,
+        page-locking leaves the driver alone most of the time; else it goes at full speed."""
 
     def save(
         self,
@@ -295,8 +302,9 @@ class CudaCopier:
         """Why the device is lost; ``None`` while ``healthy()``."""
 
     def progress(self) -> dict[str, Any]:
-        """How far page-locking has come: ``segments``, ``bytes_seen``, ``bytes_registered``, ``seconds`` (since it
-        began, without those in which there was nothing to do), ``driver_seconds`` (of these, those in which other
+        """How far page-locking has come: ``segments``, ``bytes_seen``, ``bytes_registered`` of them, ``bytes_total``
+        (page-locked so far, those of segments that are gone included), ``seconds`` (since it began, without those in
+        which there was nothing to do), ``driver_seconds`` (of these, those in which other
         threads waited if they needed the driver) and ``problem`` (why there will be no more, or ``None``)."""
 
     def stats(self) -> dict[str, int]:

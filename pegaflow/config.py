@@ -16,6 +16,9 @@ PREFIX = "pegaflow."
 MODES = ("read_write", "save_only")
 TRANSFER_BACKENDS = ("auto", "staged", "direct", "kernel")
 LOAD_TIMEOUT_SECONDS_MIN = 30.0
+CUDA_CTAS_MAX = 1024
+CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX = 6 << 20, 6 << 30
+SAVE_RATE_BYTES_MIN = 10**6
 
 _POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
@@ -72,6 +75,12 @@ class ConnectorConfig:
     segment_bytes: int | None = None
     transfer_backend: str = "auto"
     """How blocks get to and from a GPU (see ``_native.CudaCopier``); without a GPU it means nothing."""
+    cuda_ctas: int = 32
+    """CTAs of one kernel at most: how much of a GPU a copy may take, beside a step of the model."""
+    cuda_ring_bytes: int = 96 << 20
+    """Device memory that copies go through, beside vLLM's KV cache."""
+    save_bytes_per_second_max: int = 0
+    """What saves of one GPU move at most; 0: as fast as they can."""
     load_timeout_seconds: float = 120.0
     """A load that takes longer is reported in the log and the metrics; it is never abandoned half-way."""
     instance_id: str | None = None
@@ -112,6 +121,27 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[Any, str], str]:
     return parse
 
 
+def _whole(least: int, most: int) -> Callable[[Any, str], int]:
+    def parse(value: Any, name: str) -> int:
+        text = str(value)
+        if isinstance(value, bool) or not text.isdecimal() or not least <= int(text) <= most:
+            raise InvalidArgument(f"{name} must be a whole number from {least} to {most}, not {value!r}.")
+        return int(text)
+
+    return parse
+
+
+def _size_within(least: int, most: int | None = None) -> Callable[[Any, str], int]:
+    def parse(value: Any, name: str) -> int:
+        size = parse_size(value, name)
+        if size < least or (most is not None and size > most):
+            bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise InvalidArgument(f"{name} must be {bounds} bytes, not {size}.")
+        return size
+
+    return parse
+
+
 def _parse_pool_name(value: Any, name: str) -> str:
     if not isinstance(value, str) or not _POOL_NAME.fullmatch(value):
         raise InvalidArgument(
@@ -140,6 +170,9 @@ _OPTIONS = {
     "shm_dir": _Option("shm_dir", _parse_directory),
     "segment_size": _Option("segment_bytes", parse_size),
     "transfer_backend": _Option("transfer_backend", _one_of(TRANSFER_BACKENDS)),
+    "cuda_ctas": _Option("cuda_ctas", _whole(1, CUDA_CTAS_MAX)),
+    "cuda_ring_size": _Option("cuda_ring_bytes", _size_within(CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX)),
+    "save_rate_max": _Option("save_bytes_per_second_max", _size_within(SAVE_RATE_BYTES_MIN)),
 }
 
 

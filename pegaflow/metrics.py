@@ -16,6 +16,8 @@ COUNTERS = {
     "save_success": "Save jobs whose blocks all became visible in the pool.",
     "save_failure": "Save jobs of which at least one block did not become visible in the pool.",
     "save_blocks_deferred": "Times that a full block found no room and was left for a later step.",
+    "registration_bytes": "Bytes of the pool that were page-locked for devices.",
+    "bounced_bytes": "Bytes copied between a device and memory that was not page-locked, with the CPU's help.",
     "hook_errors": "Exceptions that were turned into a miss instead of reaching vLLM.",
 }
 HISTOGRAMS = {
@@ -27,6 +29,7 @@ HISTOGRAMS = {
 GAUGES = {
     "pending_save_requests": "Save jobs that are not finished yet.",
     "pinned_blocks": "Blocks of vLLM's block pool that are held until they are saved.",
+    "registered_bytes": "Bytes of the pool that are page-locked now, on the worker that reported last.",
 }
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 BLOCK_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

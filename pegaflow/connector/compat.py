@@ -112,6 +112,13 @@ def replica_count(vllm_config: Any, kv_cache_config: Any) -> int:
     return int(parallel.tensor_parallel_size) if same else 1
 
 
+def part_of(rank: Rank, vllm_config: Any, kv_cache_config: Any) -> int:
+    """Which part of each block a rank holds, if all ranks hold layers of all groups."""
+    replicas = replica_count(vllm_config, kv_cache_config)
+    tensor_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+    return rank[0] * (tensor_ranks // replicas) + rank[1] // replicas
+
+
 def geometry(vllm_config: Any, kv_cache_config: Any) -> Geometry:
     """Groups of the KV cache as vLLM planned them."""
     specs = [

@@ -18,11 +18,13 @@ from pegaflow.config import ConnectorConfig, parse_config
 from pegaflow.connector import compat
 from pegaflow.connector.copies import Copier, NativeTypes
 from pegaflow.connector.device import DeviceCopier
+from pegaflow.connector.early import EarlyStart
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.identity import ModelIdentity, config_problem
 from pegaflow.connector.layout import group_layout
 from pegaflow.connector.loads import MISS
+from pegaflow.connector.locking_report import LockingReport
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import StepPlan, WorkerShape
 from pegaflow.connector.namespaces import Store
@@ -48,11 +50,12 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         compat.register_wire_types()
         config = _config_of(vllm_config)
         self._recorder = Recorder()
+        self._locking = LockingReport()
         self._guard = Guard(self._recorder, self._turn_off)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._store: Store | None = None
-        self._native = _native_types(config)
+        self._native = _native_types(config, str(self._kv_transfer_config.engine_id))
         if role is kv_base.KVConnectorRole.SCHEDULER:
             self._start_scheduler(config)
         else:
@@ -99,6 +102,8 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
 
     def get_kv_connector_stats(self) -> PegaStats | None:
         """What happened in this process since the last call."""
+        if self._worker is not None:
+            self._locking.observe(self._worker.progress, self._recorder)
         taken = self._recorder.take()
         return PegaStats(data=taken) if taken else None
 
@@ -320,6 +325,10 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             meaning = compat.attention_meaning(self._vllm_config, names, device)
             layouts[index] = group_layout(layers, blocks, meaning)
         worker.register(layouts, blocks, kv_caches, device)
+        if device != "cpu":
+            part = compat.part_of(compat.worker_rank(), self._vllm_config, self._kv_cache_config)
+            sizes = {index: layout.part_bytes for index, layout in layouts.items()}
+            worker.prepare(EarlyStart(self._native, device, part, sizes))
 
     def _plan(self) -> StepPlan:
         plan: Any = self._connector_metadata
@@ -382,8 +391,8 @@ def _attach_pool(name: str, shm_dir: str) -> "Pool":
     return _native.Pool.open(name, shm_dir=shm_dir, create=False, label="vllm worker")
 
 
-def _native_types(config: ConnectorConfig) -> NativeTypes:
+def _native_types(config: ConnectorConfig, engine_id: str) -> NativeTypes:
     def copier(pool: "Pool", device: str) -> Copier:
-        return _native.HostCopier(pool) if device == "cpu" else DeviceCopier(pool, device, config.transfer_backend)
+        return _native.HostCopier(pool) if device == "cpu" else DeviceCopier(pool, device, config)
 
-    return NativeTypes(_attach_pool, copier, _native.KVLayout)
+    return NativeTypes(_attach_pool, copier, _native.KVLayout, partial(_open_pool, config, engine_id))

@@ -14,6 +14,7 @@ from pegaflow.errors import InvalidArgument, PoolBusy
 
 if TYPE_CHECKING:
     from pegaflow._native import CopyDone, KVLayout, Pool
+    from pegaflow.connector.early import EarlyStart
 
 WAIT_MS = 50
 
@@ -55,6 +56,8 @@ class NativeTypes:
     copier: "Callable[[Pool, str], Copier]"
     """For the device that the caches are on: ``"cpu"`` or ``"cuda:0"``."""
     layout: "Callable[[Sequence[tuple[int, int, int]], int], KVLayout]"
+    create_pool: "Callable[[], Pool] | None" = None
+    """Attach to the configured pool before its address is known, and create it if it is not there."""
 
 
 @dataclass(eq=False)
@@ -102,18 +105,26 @@ class Copies:
         self._backlog: list[Task] = []
         self._ended: list[Task] = []
         self._open_saves = 0
+        self._stepping = False
 
     @classmethod
     def open(
-        cls, native: NativeTypes, address: PoolAddress, rank: Rank, groups: Sequence[int], device: str
+        cls,
+        native: NativeTypes,
+        address: PoolAddress,
+        rank: Rank,
+        groups: Sequence[int],
+        device: str,
+        early: "EarlyStart | None" = None,
     ) -> "Copies":
-        """Attach to the pool and join the scheduler's process, so that what it reserves outlives neither alone."""
-        pool = native.open_pool(address.name, address.shm_dir)
-        copier: Copier | None = None
+        """Attach to the pool and join the scheduler's process, so that what it reserves outlives neither alone.
+        ``early``: has made pool and copier, if it could."""
+        made = early.take(address.name, address.shm_dir) if early is not None else None
+        pool, copier = made or (native.open_pool(address.name, address.shm_dir), None)
         try:
             if pool.member() != address.leader:
                 pool.join(address.leader)
-            copier = native.copier(pool, device)
+            copier = copier or native.copier(pool, device)
             copies = cls(pool, copier, address, rank, groups)
             copies.follow(address)
         except Exception:
@@ -134,6 +145,21 @@ class Copies:
             if part is not None and named not in self._registered:
                 register(self._pool.namespace(fingerprint, group, sizes), part)
                 self._registered.add(named)
+        forget = getattr(self._copier, "forget_expected", None)
+        if forget is not None:
+            forget()
+
+    def set_stepping(self, stepping: bool) -> None:
+        """Tell a copier that has to get ready whether a step of the model is going on."""
+        tell = getattr(self._copier, "set_stepping", None)
+        if tell is not None and stepping != self._stepping:
+            self._stepping = stepping
+            tell(stepping)
+
+    def progress(self) -> dict[str, int] | None:
+        """How far a copier that has to get ready has come (see ``DeviceCopier.progress``); ``None`` for others."""
+        ask = getattr(self._copier, "progress", None)
+        return ask() if ask is not None else None
 
     def problem(self) -> str | None:
         """Why nothing can be copied any more, if so."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pegaflow.connector.copies import Copies, NativeTypes, Task
+from pegaflow.connector.early import EarlyStart
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.layout import GroupLayout
 from pegaflow.connector.log import logger
@@ -45,6 +46,7 @@ class WorkerHalf:
         self._guard = guard
         self._by_block = by_block
         self._copies: Copies | None = None
+        self._early: EarlyStart | None = None
         self._group_layouts: dict[int, GroupLayout] = {}
         self._layouts: dict[int, KVLayout] = {}
         self._blocks = 0
@@ -66,6 +68,10 @@ class WorkerHalf:
         self._group_layouts, self._device = dict(layouts), device
         self._blocks, self._keep_alive, self._problem = blocks, keep_alive, None
         self.restore()
+
+    def prepare(self, early: EarlyStart) -> None:
+        """Pool and copier are being made before the first plan names the pool."""
+        self._early = early
 
     def refuse(self, problem: str) -> None:
         """This rank cannot take part."""
@@ -96,9 +102,12 @@ class WorkerHalf:
     def shutdown(self) -> None:
         """Finish what is queued and leave the pool. Idempotent."""
         copies, self._copies = self._copies, None
+        early, self._early = self._early, None
         self._problem, self._problem_reported = self._problem or "the worker has shut down.", True
         if copies is not None:
             copies.close()
+        elif early is not None:
+            early.close()
 
     def start_loads(self, plan: StepPlan) -> None:
         """Start the plan's loads, once. vLLM waits for each of them, so each will end, if only as failed."""
@@ -107,6 +116,8 @@ class WorkerHalf:
         self._loads_started = plan
         if plan.pool is not None:
             self._attached(plan.pool)  # with the first plan that names the pool, so that the first job need not
+        if self._copies is not None and plan.runs_model:
+            self._copies.set_stepping(True)
         for job in plan.loads:
             self._start(Task(load=job.request_id), job.blocks, plan.pool, doomed=job.doomed)
 
@@ -122,6 +133,7 @@ class WorkerHalf:
         """``(ended, failed)`` loads since the last call, the failed ones in both. ``settle``: wait for saves."""
         copies = self._copies
         if copies is not None:
+            copies.set_stepping(False)
             self._guard.run("starting loads", None, lambda: copies.retry(self._layouts))
             if settle:
                 copies.settle(SETTLE_SECONDS_MAX)
@@ -146,6 +158,10 @@ class WorkerHalf:
         """Ids of blocks that could not be loaded since the last call."""
         blocks, self._invalid_blocks = self._invalid_blocks, set()
         return blocks
+
+    def progress(self) -> dict[str, int] | None:
+        """How far page-locking has come, where there is any."""
+        return self._copies.progress() if self._copies is not None else None
 
     def take_report(self) -> RankReport | None:
         """What ended since the last call, or ``None``."""
@@ -178,7 +194,9 @@ class WorkerHalf:
             elif address is None or self._rank not in address.parts:
                 raise PegaFlowError("the job came without the pool's address.")
             else:
-                self._copies = Copies.open(self._native, address, self._rank, list(self._group_layouts), self._device)
+                early, self._early = self._early, None
+                groups = list(self._group_layouts)
+                self._copies = Copies.open(self._native, address, self._rank, groups, self._device, early)
         except PoolBusy as error:
             self._guard.note("attaching to the pool", error)  # the next job tries again
         except Exception as error:

@@ -151,3 +151,31 @@ def test_load_timeout_has_a_floor() -> None:
 
 def test_instance_id_is_kept_for_people() -> None:
     assert parse_config({}, {"PEGAFLOW_INSTANCE_ID": "blue"}).instance_id == "blue"
+
+
+def test_how_a_gpu_is_used_can_be_chosen() -> None:
+    extra = {"pegaflow.cuda_ctas": 16, "pegaflow.cuda_ring_size": "48mib", "pegaflow.save_rate_max": "10gb"}
+    config = parse_config(extra, {})
+    assert (config.cuda_ctas, config.cuda_ring_bytes, config.save_bytes_per_second_max) == (16, 48 << 20, 10**10)
+    environ = {"PEGAFLOW_CUDA_CTAS": "8", "PEGAFLOW_CUDA_RING_SIZE": "12MiB"}
+    assert (parse_config({}, environ).cuda_ctas, parse_config({}, environ).cuda_ring_bytes) == (8, 12 << 20)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("cuda_ctas", 0, "from 1 to 1024"),
+        ("cuda_ctas", 1025, "from 1 to 1024"),
+        ("cuda_ctas", True, "whole number"),
+        ("cuda_ctas", "many", "whole number"),
+        ("cuda_ctas", 1.5, "whole number"),
+        ("cuda_ring_size", "1mib", "from 6291456 to"),
+        ("cuda_ring_size", "100gib", "to 6442450944 bytes"),
+        ("cuda_ring_size", "large", "not a size"),
+        ("save_rate_max", 1, "at least 1000000 bytes"),
+        ("save_rate_max", "fast", "not a size"),
+    ],
+)
+def test_wrong_numbers_for_a_gpu_are_refused_with_their_bounds(key: str, value: object, why: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"pegaflow.{key}.*{why}"):
+        parse_config({f"pegaflow.{key}": value}, {})

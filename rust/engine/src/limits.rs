@@ -105,3 +105,6 @@ const _: () = assert!(
     OBJECT_VALUE_BYTES_MAX + OBJECT_KEY_BYTES_MAX as u64 + 4096 < u32::MAX as u64,
     "the bytes in use of a value fit 32 bits"
 );
+
+/// Bytes that one call to page-lock memory stays below: drivers refuse that many at once.
+pub const REGISTRATION_BYTES_MAX: usize = 512 << 30;

@@ -71,6 +71,15 @@ impl CudaCopier {
         py.engine(|| self.copier.register(namespace, part))
     }
 
+    fn unregister(&self, py: Python<'_>, namespace: &Bound<'_, Namespace>, part: u32) -> Result<()> {
+        let namespace = namespace.get().engine();
+        py.engine(|| self.copier.unregister(namespace, part))
+    }
+
+    fn set_stepping(&self, stepping: bool) {
+        self.copier.set_stepping(stepping);
+    }
+
     #[pyo3(signature = (part, layout, refs, block_ids, after_stream=None))]
     fn save(
         &self,
@@ -128,6 +137,7 @@ impl CudaCopier {
         dict.set_item("segments", progress.segments)?;
         dict.set_item("bytes_seen", progress.bytes_seen)?;
         dict.set_item("bytes_registered", progress.bytes_registered)?;
+        dict.set_item("bytes_total", progress.bytes_total)?;
         dict.set_item("seconds", progress.seconds)?;
         dict.set_item("driver_seconds", progress.driver_seconds)?;
         dict.set_item("problem", progress.problem)?;

@@ -13,12 +13,13 @@ use crate::slot_space::SlotSpace;
 
 use super::board::Job;
 use super::device::Device;
-use super::driver::{Driver, DriverError, Entered, Event, Way};
+use super::driver::{Driver, DriverError, Entered, Event, OUT_OF_MEMORY, Way};
 use super::engine::{Engine, Shared};
 use super::events::EventPool;
 use super::options::CudaOptions;
 use super::plan::Cutter;
-use super::registration::{Registration, RegistrationProgress};
+use super::registration::Registration;
+use super::registration_progress::RegistrationProgress;
 use super::tally::Tally;
 
 /// Longest wait for a device that does not finish what is queued when its copier is closed.
@@ -58,14 +59,13 @@ impl CudaCopier {
         let engine = {
             let _entered = Entered::new(&*driver).map_err(|error| device_error(&error))?;
             Engine::new(&driver, space, &options, Arc::clone(&events), Arc::clone(&tally))
-                .map_err(|error| device_error(&error))?
+                .map_err(|error| making_failed(&error, options.ring_bytes()))?
         };
         let (shared, registration) = (Arc::clone(engine.shared()), Arc::clone(engine.registration()));
         let thread =
             std::thread::Builder::new().name("pega-cuda".into()).spawn(move || engine.run()).map_err(|error| {
                 Error::busy(format!("the transfer thread did not start ({error}): raise the task limit"))
             })?;
-        log::info!("pegaflow: transfers take {} MB of device memory", options.ring_bytes() / 1_000_000);
         let (thread, process) = (Mutex::new(Some(thread)), std::process::id());
         Ok(Self { driver, shared, events, tally, registration, options, thread, process })
     }
@@ -74,6 +74,19 @@ impl CudaCopier {
     pub fn register(&self, namespace: Namespace, part: u32) -> Result<()> {
         self.check_process()?;
         if self.options.register { self.registration.want(namespace, part) } else { Ok(()) }
+    }
+
+    /// Undo [`Self::register`]: unlock these segments, in the background.
+    pub fn unregister(&self, namespace: Namespace, part: u32) -> Result<()> {
+        self.check_process()?;
+        self.registration.unwant(namespace, part);
+        Ok(())
+    }
+
+    /// A step of the model begins (`true`), or has ended as far as the CPU is concerned: while steps follow each other,
+    /// page-locking leaves the driver alone most of the time.
+    pub fn set_stepping(&self, stepping: bool) {
+        self.registration.activity().set_stepping(stepping);
     }
 
     /// Start copying block `block_ids[i]` into the reserved slot `refs[i]`, for all `i`, once all that is queued in
@@ -122,6 +135,9 @@ impl CudaCopier {
         }
         layout.check_ids(&block_ids)?;
         self.shared.lock().check(refs.len())?;
+        // First, so that nobody holds the driver for long from here on.
+        self.registration.activity().begin_job();
+        self.registration.ask(way, part, &refs);
         // Recorded here rather than by the thread: later the stream holds more than the caller means.
         let (after, error) = match after_stream.map(|stream| self.mark(stream)).transpose() {
             Ok(after) => (after, None),
@@ -151,6 +167,7 @@ impl CudaCopier {
         let mut board = self.shared.lock();
         if let Err(error) = board.check(job.refs.len()) {
             after.into_iter().for_each(|event| self.events.give(event));
+            self.registration.activity().end_jobs(1);
             return Err(error);
         }
         let id = board.add(job);
@@ -253,6 +270,20 @@ impl Drop for CudaCopier {
             }
         }
     }
+}
+
+fn making_failed(error: &DriverError, ring_bytes: usize) -> Error {
+    if error.code != OUT_OF_MEMORY {
+        return device_error(error);
+    }
+    Error::new(
+        ErrorKind::Device,
+        format!(
+            "no room on the device for the {} MB that copies go through ({error}): lower gpu_memory_utilization or \
+             pegaflow.cuda_ring_size",
+            ring_bytes / 1_000_000
+        ),
+    )
 }
 
 fn device_error(error: &DriverError) -> Error {

@@ -7,6 +7,7 @@ use crate::copy::CopyDone;
 use crate::error::ErrorKind;
 use crate::key::BlockRef;
 
+use super::driver::OUT_OF_MEMORY;
 use super::fake_driver::{FOREIGN_STREAM, FakeDriver, Random};
 use super::fake_space::{Cache, FakeSpace, NAMESPACE, PART, block};
 use super::{Backend, CudaCopier, CudaOptions};
@@ -361,6 +362,17 @@ fn impossible_jobs_are_refused() {
     assert!(only(&copier, empty).ok());
     copier.close().unwrap();
     assert_eq!(kind(refs(0..1), vec![0]), ErrorKind::Closed);
+}
+
+#[test]
+fn a_device_without_room_for_the_rings_is_an_error_that_says_what_to_lower() {
+    let driver = Arc::new(FakeDriver::new(13));
+    let space = FakeSpace::new(1, 4096, 4096, 1);
+    driver.trap("allocate", 3, OUT_OF_MEMORY);
+    let outcome = CudaCopier::with_driver(Arc::clone(&driver) as _, Arc::clone(&space) as _, CudaOptions::default());
+    let text = outcome.err().unwrap().to_string();
+    assert!(text.contains("100 MB") && text.contains("lower gpu_memory_utilization"), "{text}");
+    driver.assert_nothing_is_left();
 }
 
 #[test]

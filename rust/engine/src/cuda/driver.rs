@@ -5,7 +5,7 @@ use std::fmt;
 use super::kernel_params::KernelParams;
 
 /// A queue of work on the device; work in one stream runs in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Stream(pub(super) usize);
 
 /// A place in a stream that can be waited for.
@@ -56,7 +56,6 @@ pub(super) struct DriverError {
 pub(super) type DriverResult<T> = std::result::Result<T, DriverError>;
 
 /// CUresult: no memory left on the device, or none that can be page-locked.
-#[cfg(test)]
 pub(super) const OUT_OF_MEMORY: i32 = 2;
 /// CUresult: an address that the device may not access; ends the context.
 #[cfg(test)]

@@ -97,6 +97,8 @@ impl Engine {
         let entered = Entered::new(&*driver);
         if let Err(error) = &entered {
             self.lose(error);
+        } else {
+            self.lanes.iter_mut().for_each(|lane| lane.prepare(&self.tools));
         }
         while self.take_jobs() {
             let outcome = catch_unwind(AssertUnwindSafe(|| self.advance()));
@@ -166,6 +168,7 @@ impl Engine {
         if over.is_empty() {
             return;
         }
+        self.tools.registration.activity().end_jobs(over.len());
         let mut board = self.shared.lock();
         for mut job in over {
             job.after.take().into_iter().for_each(|event| self.tools.events.give(event));

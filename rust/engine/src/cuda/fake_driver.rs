@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use super::driver::{
     CopyOp, Driver, DriverError, DriverResult, Event, ILLEGAL_ADDRESS, INVALID_VALUE, Kernel, OUT_OF_MEMORY, Stream,
@@ -44,6 +45,10 @@ pub(super) struct FakeState {
     /// Device memory that tests own: address and length.
     pub(super) caches: Vec<(usize, usize)>,
     pub(super) registered: BTreeMap<usize, usize>,
+    /// Addresses in the order in which they were registered.
+    pub(super) registrations: Vec<usize>,
+    /// Whether registering takes until this is over.
+    pub(super) registering_held: bool,
     entered: i64,
     /// Streams in which nothing runs.
     pub(super) held: BTreeSet<usize>,
@@ -325,6 +330,12 @@ impl Driver for FakeDriver {
 
     fn register_host(&self, address: usize, bytes: usize) -> DriverResult<()> {
         let mut state = self.call("register_host")?;
+        while state.registering_held {
+            drop(state);
+            std::thread::sleep(Duration::from_millis(1));
+            state = self.lock();
+        }
+        state.registrations.push(address);
         let sum: usize = state.registered.values().sum();
         if state.lockable_bytes.is_some_and(|most| sum + bytes > most) {
             return Err(DriverError { call: "register_host", code: OUT_OF_MEMORY, text: "no more".into() });

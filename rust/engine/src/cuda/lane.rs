@@ -67,6 +67,11 @@ impl Lane {
         })
     }
 
+    /// Make what takes long to make before a job waits for it.
+    pub(super) fn prepare(&mut self, tools: &Tools) {
+        self.route.prepare(&tools.tally);
+    }
+
     /// Add a job behind the others.
     pub(super) fn push(&mut self, job: Job) {
         self.jobs.push_back(job);

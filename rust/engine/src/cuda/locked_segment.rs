@@ -1,34 +1,56 @@
-//! One segment of the pool and how much of it is page-locked.
+//! One segment of the pool and which chunks of it are page-locked.
 
-use std::num::NonZero;
 use std::sync::Arc;
-use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
+use crate::limits::REGISTRATION_BYTES_MAX;
 use crate::slot_space::Segment;
-use crate::sync::{Acquire, AtomicUsize, Relaxed, Release};
+use crate::sync::{Acquire, AtomicU32, AtomicUsize, Relaxed, Release};
 
 use super::driver::{Driver, DriverResult, Entered};
+use super::options::REGISTER_CHUNK_BYTES_MAX;
+use super::touch::touch;
 
-/// Memory is touched in steps of this length: whoever maps memory meanwhile waits no longer than for one.
-const TOUCH_BYTES: usize = 2 << 20;
-/// Threads that touch memory where there are CPUs to spare.
-const TOUCH_THREADS: usize = 4;
-const CPUS_TO_SPARE: usize = 8;
+const _: () = assert!(REGISTER_CHUNK_BYTES_MAX < REGISTRATION_BYTES_MAX, "a chunk is one registration");
 
-/// A segment, page-locked in chunks from its beginning. Unlocked and let go when it is dropped.
+/// How long to sleep while another thread maps the chunk that is locked next.
+const TOUCH_POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+// States of a chunk, in this order; unlocking leads back to MAPPED.
+const NEW: u32 = 0;
+/// Somebody is mapping it.
+const MAPPING: u32 = 1;
+const MAPPED: u32 = 2;
+const LOCKED: u32 = 3;
+
+/// A segment, page-locked in chunks of equal length, in any order. Unlocked and let go when it is dropped.
 pub(super) struct LockedSegment {
     driver: Arc<dyn Driver>,
     segment: Segment,
     chunk_bytes: usize,
+    chunks: Box<[AtomicU32]>,
     locked_bytes: AtomicUsize,
-    touched_bytes: AtomicUsize,
+}
+
+/// A chunk of a segment.
+#[derive(Clone)]
+pub(super) struct Chunk {
+    pub(super) segment: Arc<LockedSegment>,
+    pub(super) index: usize,
+}
+
+impl Chunk {
+    /// What no other chunk of a segment in use has.
+    pub(super) fn key(&self) -> (usize, usize) {
+        (self.segment.segment.address, self.index)
+    }
 }
 
 impl LockedSegment {
     /// Nothing is locked yet.
     pub(super) fn new(driver: Arc<dyn Driver>, segment: Segment, chunk_bytes: usize) -> Self {
-        Self { driver, segment, chunk_bytes, locked_bytes: AtomicUsize::new(0), touched_bytes: AtomicUsize::new(0) }
+        let chunks = (0..segment.bytes.div_ceil(chunk_bytes)).map(|_| AtomicU32::new(NEW)).collect();
+        Self { driver, segment, chunk_bytes, chunks, locked_bytes: AtomicUsize::new(0) }
     }
 
     /// Its length.
@@ -43,54 +65,85 @@ impl LockedSegment {
 
     /// Bytes that are locked.
     pub(super) fn locked_bytes(&self) -> usize {
+        self.locked_bytes.load(Relaxed)
+    }
+
+    /// Number of the chunk that holds the byte at `host`.
+    pub(super) fn chunk_at(&self, host: usize) -> usize {
+        (host - self.segment.address) / self.chunk_bytes
+    }
+
+    /// Bytes from `host` on, at most `bytes`, that lie in one chunk, and whether that is locked.
+    pub(super) fn run(&self, host: usize, bytes: usize) -> (usize, bool) {
+        let index = self.chunk_at(host);
+        let end = self.segment.address + (index + 1) * self.chunk_bytes;
+        ((end - host).min(bytes), self.is_locked(index))
+    }
+
+    /// Whether a chunk is locked.
+    pub(super) fn is_locked(&self, index: usize) -> bool {
         // Acquire: pairs with the store after the driver's call.
-        self.locked_bytes.load(Acquire)
+        self.chunks[index].load(Acquire) == LOCKED
     }
 
-    /// First address that is not locked.
-    pub(super) fn locked_end(&self) -> usize {
-        self.segment.address + self.locked_bytes()
+    /// Numbers of the chunks that are not locked.
+    pub(super) fn unlocked(&self) -> impl Iterator<Item = usize> {
+        (0..self.chunks.len()).filter(|index| !self.is_locked(*index))
     }
 
-    /// Bytes from `host` on, at most `bytes`, that were locked by one call.
-    pub(super) fn run(&self, host: usize, bytes: usize) -> usize {
-        let offset = host - self.segment.address;
-        let chunk_end = (offset / self.chunk_bytes + 1) * self.chunk_bytes;
-        chunk_end.min(self.locked_bytes()).saturating_sub(offset).min(bytes)
+    fn range(&self, index: usize) -> (usize, usize) {
+        let offset = index * self.chunk_bytes;
+        (self.segment.address + offset, (self.segment.bytes - offset).min(self.chunk_bytes))
     }
 
-    /// Lock one more chunk. Returns how long the driver was busy with it.
-    pub(super) fn lock_chunk(&self) -> DriverResult<Duration> {
-        let offset = self.locked_bytes.load(Relaxed);
-        let bytes = (self.segment.bytes - offset).min(self.chunk_bytes);
-        self.touch_next();
+    /// Have the kernel map a chunk, unless somebody has done so or is at it. Whatever the driver has to map by itself
+    /// it maps under its lock, while everybody else waits for that.
+    pub(super) fn touch_chunk(&self, index: usize) {
+        let state = &self.chunks[index];
+        if state.compare_exchange(NEW, MAPPING, Relaxed, Relaxed).is_ok() {
+            let (address, bytes) = self.range(index);
+            touch(address, bytes);
+            state.store(MAPPED, Release);
+        }
+    }
+
+    /// Whether somebody has mapped a chunk, or is at it.
+    #[cfg(test)]
+    pub(super) fn is_touched(&self, index: usize) -> bool {
+        self.chunks[index].load(Relaxed) != NEW
+    }
+
+    /// Lock a chunk; one thread locks and unlocks. Returns how long the driver was busy with it, not at all if it was
+    /// locked already.
+    pub(super) fn lock_chunk(&self, index: usize) -> DriverResult<Duration> {
+        if self.is_locked(index) {
+            return Ok(Duration::ZERO);
+        }
+        self.touch_chunk(index);
+        while self.chunks[index].load(Acquire) == MAPPING {
+            std::thread::sleep(TOUCH_POLL_INTERVAL);
+        }
+        let (address, bytes) = self.range(index);
         let started = Instant::now();
-        self.driver.register_host(self.segment.address + offset, bytes)?;
-        self.locked_bytes.store(offset + bytes, Release);
+        self.driver.register_host(address, bytes)?;
+        self.chunks[index].store(LOCKED, Release);
+        self.locked_bytes.fetch_add(bytes, Relaxed);
         Ok(started.elapsed())
     }
 
-    /// Have the kernel map the chunk that is locked next, if it has not done so yet. Whatever the driver has to map by
-    /// itself it maps under its lock, while everybody else waits for that.
-    pub(super) fn touch_next(&self) {
-        let offset = self.locked_bytes.load(Relaxed);
-        let bytes = (self.segment.bytes - offset).min(self.chunk_bytes);
-        if self.touched_bytes.fetch_max(offset + bytes, Relaxed) < offset + bytes {
-            touch(self.segment.address + offset, bytes);
-        }
-    }
-
-    /// Unlock one chunk, from the end. No copy may hold the segment. Returns how long the driver was busy with it.
-    pub(super) fn unlock_chunk(&self) -> Duration {
-        let locked = self.locked_bytes.load(Relaxed);
-        let offset = locked.saturating_sub(1) / self.chunk_bytes * self.chunk_bytes;
-        self.locked_bytes.store(offset, Relaxed);
+    /// Unlock one chunk, from the end. No copy may hold the segment. Returns how long the driver was busy with it;
+    /// `None` if nothing is locked.
+    pub(super) fn unlock_last(&self) -> Option<Duration> {
+        let index = (0..self.chunks.len()).rev().find(|index| self.is_locked(*index))?;
+        self.chunks[index].store(MAPPED, Relaxed);
+        let (address, bytes) = self.range(index);
+        self.locked_bytes.fetch_sub(bytes, Relaxed);
         let started = Instant::now();
-        if let Err(error) = self.driver.unregister_host(self.segment.address + offset) {
+        if let Err(error) = self.driver.unregister_host(address) {
             log::warn!("pegaflow: a segment stays mapped, since it cannot be unlocked: {error}");
             std::mem::forget(self.segment.clone());
         }
-        started.elapsed()
+        Some(started.elapsed())
     }
 }
 
@@ -98,29 +151,6 @@ impl Drop for LockedSegment {
     fn drop(&mut self) {
         // Tried even if the driver refuses this thread: what stays locked can never be unmapped.
         let _entered = Entered::new(&*self.driver);
-        while self.locked_bytes.load(Relaxed) > 0 {
-            self.unlock_chunk();
-        }
+        while self.unlock_last().is_some() {}
     }
-}
-
-/// Have the kernel map memory that is already there. Best effort: older kernels do it when it is used.
-fn touch(address: usize, bytes: usize) {
-    let cpus = available_parallelism().map_or(1, NonZero::get);
-    let threads = if cpus >= CPUS_TO_SPARE { TOUCH_THREADS } else { 1 };
-    let share = bytes.div_ceil(threads).next_multiple_of(TOUCH_BYTES);
-    let touch_share = |number: usize| {
-        for offset in (number * share..bytes.min((number + 1) * share)).step_by(TOUCH_BYTES) {
-            let start = std::ptr::with_exposed_provenance_mut(address + offset);
-            // SAFETY: maps pages of a range that the caller's segment keeps mapped; changes no byte.
-            unsafe { libc::madvise(start, TOUCH_BYTES.min(bytes - offset), libc::MADV_POPULATE_WRITE) };
-        }
-    };
-    std::thread::scope(|scope| {
-        let helpers = (1..threads).map(|number| {
-            std::thread::Builder::new().name("pega-touch".into()).spawn_scoped(scope, move || touch_share(number))
-        });
-        let _started: Vec<_> = helpers.collect();
-        touch_share(0);
-    });
 }

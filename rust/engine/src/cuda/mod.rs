@@ -2,8 +2,10 @@
 //!
 //! CUDA is found at run time and only when a copier is made. `plan` decides which bytes go where and knows no driver;
 //! `route` queues one piece on the device, `lane` keeps one direction full, `engine` is the thread that drives both;
-//! `registration` page-locks segments meanwhile. Everything talks to `driver`, behind which is a device or a fake.
+//! `registration` knows which memory is page-locked, and `registrar` is the thread that page-locks more. Everything
+//! talks to `driver`, behind which is a device or a fake.
 
+mod activity;
 mod board;
 mod copier;
 mod device;
@@ -16,11 +18,14 @@ mod library;
 mod locked_segment;
 mod options;
 mod plan;
+mod registrar;
 mod registration;
+mod registration_progress;
 mod ring;
 mod route;
 mod tables;
 mod tally;
+mod touch;
 
 #[cfg(test)]
 mod copier_tests;
@@ -32,7 +37,9 @@ mod fake_driver;
 mod fake_space;
 #[cfg(test)]
 mod pool_tests;
+#[cfg(test)]
+mod registration_tests;
 
 pub use copier::CudaCopier;
 pub use options::{Backend, CudaOptions};
-pub use registration::RegistrationProgress;
+pub use registration_progress::RegistrationProgress;

@@ -30,6 +30,9 @@ impl Backend {
     }
 }
 
+/// Bytes page-locked by one call at most.
+pub(super) const REGISTER_CHUNK_BYTES_MAX: usize = 1 << 30;
+
 /// Choices of a [`super::CudaCopier`].
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
@@ -90,7 +93,7 @@ impl CudaOptions {
         bounded("ring_buffers", self.ring_buffers, 2, 16)?;
         bounded("ring_buffer_bytes", self.ring_buffer_bytes, 4096, 1 << 30)?;
         bounded("copy_streams", self.copy_streams, 1, 8)?;
-        bounded("register_chunk_bytes", self.register_chunk_bytes, 1 << 20, 1 << 30)?;
+        bounded("register_chunk_bytes", self.register_chunk_bytes, 1 << 20, REGISTER_CHUNK_BYTES_MAX)?;
         for (name, bytes) in
             [("ring_buffer_bytes", self.ring_buffer_bytes), ("register_chunk_bytes", self.register_chunk_bytes)]
         {

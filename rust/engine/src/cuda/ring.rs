@@ -1,7 +1,9 @@
 //! Buffers in device memory through which blocks go packed, each with a page-locked partner in host memory for what
 //! the device cannot copy by itself.
 
+use std::num::NonZero;
 use std::sync::Arc;
+use std::thread::available_parallelism;
 
 use crate::copy::{CopyRange, CopyThreads, copy_ranges};
 
@@ -9,12 +11,14 @@ use super::driver::{CopyOp, Driver, DriverResult, Event};
 use super::tally::Tally;
 
 /// Copies by the CPU are cut to this length and spread over threads.
-const CPU_COPY_BYTES: usize = 1 << 20;
+const CPU_COPY_BYTES: usize = 512 << 10;
+/// Threads that help with them at most: a few fill the bus, and more only take CPUs from the engine.
+const CPU_COPY_THREADS_MAX: usize = 8;
 
 /// One buffer.
 pub(super) struct RingBuffer {
     pub(super) device: u64,
-    /// Partner in host memory, once it was needed.
+    /// Partner in host memory, once there is one.
     pub(super) bounce: Option<usize>,
     /// What is behind the use of the buffer that is under way, if one is.
     pub(super) busy_until: Option<Event>,
@@ -48,9 +52,24 @@ impl Ring {
         &self.buffers[self.next]
     }
 
-    /// Host partner of the buffer that is next in turn; page-locked at first use.
+    /// Make host partners for all buffers before a job waits for them: each takes some 10 ms. As far as that is
+    /// possible; what is missing is tried again at its first use.
+    pub(super) fn prepare(&mut self, tally: &Tally) {
+        for index in 0..self.buffers.len() {
+            if let Err(error) = self.bounce_of(index, tally) {
+                log::debug!("pegaflow: no page-locked buffer yet: {error}");
+                return;
+            }
+        }
+    }
+
+    /// Host partner of the buffer that is next in turn.
     pub(super) fn bounce_of_next(&mut self, tally: &Tally) -> DriverResult<usize> {
-        let buffer = &mut self.buffers[self.next];
+        self.bounce_of(self.next, tally)
+    }
+
+    fn bounce_of(&mut self, index: usize, tally: &Tally) -> DriverResult<usize> {
+        let buffer = &mut self.buffers[index];
         match buffer.bounce {
             Some(address) => Ok(address),
             None => {
@@ -121,7 +140,9 @@ impl CpuCopier {
             }
         }
         if self.threads.is_none() {
-            self.threads = CopyThreads::new(0).ok();
+            // This thread copies too.
+            let helpers = (available_parallelism().map_or(1, NonZero::get) / 2).clamp(2, CPU_COPY_THREADS_MAX) - 1;
+            self.threads = CopyThreads::new(helpers).ok();
         }
         if let Some(threads) = &self.threads {
             // SAFETY: handed on from the caller.

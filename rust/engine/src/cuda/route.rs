@@ -19,6 +19,9 @@ use super::ring::{CpuCopy, Ring, by_bounce};
 use super::tables::DeviceLayout;
 use super::tally::Tally;
 
+/// What is not page-locked goes to the device in so many steps per ring buffer.
+const STEPS_PER_BUFFER: usize = 2;
+
 /// What a piece holds while it is on its way.
 #[derive(Default)]
 pub(super) struct Trip {
@@ -81,6 +84,11 @@ impl Route {
                 Err(error)
             }
         }
+    }
+
+    /// Make what takes long to make before a job waits for it.
+    pub(super) fn prepare(&mut self, tally: &Tally) {
+        self.ring.prepare(tally);
     }
 
     /// Pieces on their way at most.
@@ -168,20 +176,8 @@ impl Route {
         let layout = tools.tables.find(&job.layout, &tools.events)?;
         trip.held = packed.held;
         let ring = self.ring.next().device;
-        let mut copies = packed.locked;
-        if !packed.loose.is_empty() {
-            let bounce = self.ring.bounce_of_next(&tools.tally)?;
-            let by_cpu = cpu_copies(self.way, &packed.loose, ring, bounce, piece.stride);
-            Tally::add(&tools.tally.bytes_bounced, packed.loose.iter().map(|copy| copy.bytes).sum());
-            copies.extend(by_bounce(&packed.loose, ring, bounce));
-            match self.way {
-                // SAFETY: the slots are leased and were just looked up. The partner is as long as the ring buffer and
-                // free, since `queue` saw its last use end.
-                Way::ToDevice if !unsafe { tools.cpu.copy(&by_cpu) } => return Err(cpu_failed()),
-                Way::ToDevice => {}
-                Way::ToHost => trip.to_slots = by_cpu,
-            }
-        }
+        let bounce = if packed.loose.is_empty() { None } else { Some(self.ring.bounce_of_next(&tools.tally)?) };
+        Tally::add(&tools.tally.bytes_bounced, packed.loose.iter().map(|copy| copy.bytes).sum());
         let done = tools.events.take()?;
         trip.fences.push(done);
         let busy = self.ring.next().busy_until;
@@ -190,7 +186,13 @@ impl Route {
         Tally::add(&tools.tally.pieces_staged, 1);
         match self.way {
             Way::ToDevice => {
-                self.copy(tools, &copies, busy)?.into_iter().try_for_each(|stream| {
+                let mut used = self.copy(tools, &packed.locked, busy)?;
+                if let Some(bounce) = bounce {
+                    used.extend(self.copy_by_cpu(tools, piece, &packed.loose, ring, bounce)?);
+                }
+                used.sort_unstable();
+                used.dedup();
+                used.into_iter().try_for_each(|stream| {
                     let copied = self.mark(&tools.events, stream, &mut trip.passed)?;
                     self.driver.wait(self.kernel_stream, copied)
                 })?;
@@ -201,6 +203,11 @@ impl Route {
                 busy.map_or(Ok(()), |event| self.driver.wait(self.kernel_stream, event))?;
                 self.launch(tools, job, &params)?;
                 let gathered = self.mark(&tools.events, self.kernel_stream, &mut trip.passed)?;
+                let mut copies = packed.locked;
+                if let Some(bounce) = bounce {
+                    trip.to_slots = cpu_copies(self.way, &packed.loose, ring, bounce, piece.stride);
+                    copies.extend(by_bounce(&packed.loose, ring, bounce));
+                }
                 let used = self.copy(tools, &copies, Some(gathered))?;
                 for stream in &used[1..] {
                     let copied = self.mark(&tools.events, *stream, &mut trip.passed)?;
@@ -209,6 +216,34 @@ impl Route {
                 self.driver.record(done, used[0])
             }
         }
+    }
+
+    /// Bring what is not page-locked to the partner of the free ring buffer, and queue each step's copy to the device
+    /// before the next step: the bus works while the CPU does. Returns the streams used.
+    fn copy_by_cpu(
+        &mut self,
+        tools: &mut Tools,
+        piece: &Piece,
+        loose: &[CopyOp],
+        ring: u64,
+        bounce: usize,
+    ) -> DriverResult<Vec<Stream>> {
+        let step_bytes = tools.options.ring_buffer_bytes / STEPS_PER_BUFFER;
+        let (mut cut, mut bytes, mut used) = (Vec::new(), 0, Vec::new());
+        for copy in loose {
+            cut_copy(*copy, |_, left| left.min(step_bytes), |part| cut.push(part));
+            bytes += copy.bytes;
+        }
+        for step in share_out(&cut, bytes.div_ceil(step_bytes)) {
+            let by_cpu = cpu_copies(self.way, step, ring, bounce, piece.stride);
+            // SAFETY: the slots are leased and were just looked up. The partner is as long as the ring buffer and free,
+            // since `queue` saw its last use end.
+            if !unsafe { tools.cpu.copy(&by_cpu) } {
+                return Err(cpu_failed());
+            }
+            used.extend(self.copy(tools, &by_bounce(step, ring, bounce), None)?);
+        }
+        Ok(used)
     }
 
     fn queue_direct(&mut self, tools: &Tools, job: &Job, copies: &[CopyOp], trip: &mut Trip) -> DriverResult<()> {
