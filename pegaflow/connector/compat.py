@@ -271,6 +271,7 @@ def layer_tensors(kv_caches: dict[str, Any], layer_names: Sequence[str], group_s
         if not hasattr(tensor, "data_ptr"):
             raise TypeError(f"the KV cache of layer {name} is a {type(tensor).__name__}, not a tensor")
         page_bytes = getattr(by_layer.get(name, group_spec), "page_size_bytes", None)
+        storage = tensor.untyped_storage()
         layers.append(
             LayerTensor(
                 name,
@@ -281,9 +282,18 @@ def layer_tensors(kv_caches: dict[str, Any], layer_names: Sequence[str], group_s
                 str(tensor.dtype),
                 page_bytes,
                 str(tensor.device),
+                (storage.data_ptr(), storage.nbytes()),
             )
         )
     return layers
+
+
+def cross_layer_views(kv_cache: Any, attn_backend: Any, kv_cache_config: Any) -> dict[str, Any]:
+    """The tensor of each layer in one that holds all layers, as vLLM before 0.32 cuts it for its own use."""
+    order = attn_backend.get_kv_cache_stride_order(include_num_layers_dimension=True)
+    by_layer = kv_cache.permute(*(order.index(dim) for dim in range(len(order))))
+    tensors = zip(kv_cache_config.kv_cache_tensors, by_layer, strict=True)
+    return {name: view for tensor, view in tensors for name in tensor.shared_by}
 
 
 def attention_meaning(vllm_config: Any, layer_names: Sequence[str], device: str = "cpu") -> list[str]:

@@ -22,7 +22,7 @@ from pegaflow.connector.early import EarlyStart
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.identity import ModelIdentity, config_problem
-from pegaflow.connector.layout import group_layout
+from pegaflow.connector.layout import LayoutError, common_device, group_layout
 from pegaflow.connector.loads import MISS
 from pegaflow.connector.locking_report import LockingReport
 from pegaflow.connector.log import logger
@@ -77,6 +77,11 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
         """Caches may be unmapped while nothing is being copied."""
+        return True
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """Before vLLM 0.32: keep a block's layers together where attention allows it, so that it is copied as one."""
         return True
 
     @property
@@ -194,22 +199,11 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Take the KV caches: where blocks lie, from the tensors themselves."""
-        by_block = len(self._groups) == 1 or not compat.features().failed_requests
-        rank, host, problem = (0, 0), "", None
-        try:
-            rank, host = compat.worker_rank(), BOOT_ID.read_text().strip()
-        except Exception as error:
-            self._guard.note("register_kv_caches", error)
-            problem = f"a worker does not know its rank and host: {error}"
-        self._worker = WorkerHalf(rank, host, self._native, self._guard, by_block=by_block)
-        if problem is not None:
-            self._worker.refuse(problem)
-            return
-        try:
-            self._register(self._worker, kv_caches)
-        except Exception as error:
-            self._guard.note("register_kv_caches", error)
-            self._worker.refuse(f"the KV caches of a worker cannot be used: {error}")
+        self._take_caches(lambda: kv_caches)
+
+    def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
+        """Take the KV caches of all layers in one tensor (before vLLM 0.32)."""
+        self._take_caches(partial(compat.cross_layer_views, kv_cache, attn_backend, self._kv_cache_config))
 
     def unregister_kv_caches(self) -> None:
         """The caches are about to be unmapped (sleep)."""
@@ -310,20 +304,34 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             by_rank = {shape.rank: shape for shape in shapes}
             self._guard.run("set_xfer_handshake_metadata", None, partial(self._store.set_shapes, by_rank))
 
+    def _take_caches(self, caches: Callable[[], dict[str, Any]]) -> None:
+        by_block = len(self._groups) == 1 or not compat.features().failed_requests
+        rank, host, problem = (0, 0), "", None
+        try:
+            rank, host = compat.worker_rank(), BOOT_ID.read_text().strip()
+        except Exception as error:
+            self._guard.note("register_kv_caches", error)
+            problem = f"a worker does not know its rank and host: {error}"
+        self._worker = WorkerHalf(rank, host, self._native, self._guard, by_block=by_block)
+        if problem is not None:
+            self._worker.refuse(problem)
+            return
+        try:
+            self._register(self._worker, caches())
+        except LayoutError as error:
+            self._worker.refuse(f"KV caches of this layout are left alone: {error}.")
+        except Exception as error:
+            self._guard.note("register_kv_caches", error)
+            self._worker.refuse(f"the KV caches of a worker cannot be used: {error}")
+
     def _register(self, worker: WorkerHalf, kv_caches: dict[str, Any]) -> None:
-        layouts = {}
-        devices: set[str] = set()
-        device = "cpu"
         blocks = int(self._kv_cache_config.num_blocks)
-        for index, names, spec in self._groups:
-            layers = compat.layer_tensors(kv_caches, names, spec)
-            devices |= {layer.device for layer in layers}
-            device = min(devices, default="cpu")
-            if len(devices) > 1 or not device.startswith(("cpu", "cuda")):
-                worker.refuse(f"KV caches on {' and '.join(sorted(devices))} devices are not supported yet.")
-                return
+        groups = {index: compat.layer_tensors(kv_caches, names, spec) for index, names, spec in self._groups}
+        device = common_device(layer for layers in groups.values() for layer in layers)
+        layouts = {}
+        for index, names, _ in self._groups:
             meaning = compat.attention_meaning(self._vllm_config, names, device)
-            layouts[index] = group_layout(layers, blocks, meaning)
+            layouts[index] = group_layout(groups[index], blocks, meaning)
         worker.register(layouts, blocks, kv_caches, device)
         if device != "cpu":
             part = compat.part_of(compat.worker_rank(), self._vllm_config, self._kv_cache_config)

@@ -1,0 +1,106 @@
+"""Caches as vLLM hands them to the connector: all layers in one tensor, and layouts that turn it off."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pegaflow.connector import PegaKVConnector, compat
+from pegaflow.connector.copies import NativeTypes
+from pegaflow.connector.guard import Guard
+from pegaflow.metrics import Recorder
+from tests.fakes import FakeCopier, FakeLayout, FakePool
+from tests.kv_tensors import BEFORE_0_32, BLOCKS, Cache
+
+FAKES: tuple[Any, ...] = (lambda name, shm_dir: FakePool(), lambda pool, device: FakeCopier(pool), FakeLayout)
+
+
+def connector_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A worker's connector that was told of ``cache``'s groups and has no tensors yet."""
+    monkeypatch.setattr(compat, "worker_rank", lambda: (0, 0))
+    connector: Any = PegaKVConnector.__new__(PegaKVConnector)
+    connector._recorder = Recorder()
+    connector._guard = Guard(connector._recorder, lambda reason: None)
+    connector._native, connector._worker, connector._store = NativeTypes(*FAKES), None, None
+    connector._connector_metadata = None
+    connector._groups = [
+        (index, [layer.name for layer in layers], SimpleNamespace(page_size_bytes=layers[0].page_bytes))
+        for index, layers in enumerate(cache.groups)
+    ]
+    connector._vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}))
+    shared = [SimpleNamespace(shared_by=[layer.name]) for layer in cache.groups[0]]
+    connector._kv_cache_config = SimpleNamespace(num_blocks=BLOCKS, kv_cache_tensors=shared)
+    return connector
+
+
+def tensors_of(cache: Cache) -> dict[str, torch.Tensor]:
+    return {layer.name: layer.tensor for layers in cache.groups for layer in layers}
+
+
+@pytest.mark.parametrize("name", [name for name in BEFORE_0_32 if name.startswith("cross_layer")])
+def test_one_tensor_of_all_layers_is_taken_as_the_layers_that_vllm_sees(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = BEFORE_0_32[name]("cpu")
+    by_layer, whole = connector_for(cache, monkeypatch), connector_for(cache, monkeypatch)
+    by_layer.register_kv_caches(tensors_of(cache))
+    first = cache.groups[0][0].tensor
+    order = sorted(range(first.dim() + 1), key=lambda dim: -_strides(cache)[dim])
+    shape = [(len(cache.groups[0]), *first.shape)[dim] for dim in order]
+    physical = cache.backings[0].view(first.dtype).view(shape)
+    backend = SimpleNamespace(get_kv_cache_stride_order=lambda include_num_layers_dimension: tuple(order))
+    assert whole.prefer_cross_layer_blocks
+    whole.register_cross_layers_kv_cache(physical, backend)
+    assert whole.get_handshake_metadata().problem is None
+    assert whole.get_handshake_metadata() == by_layer.get_handshake_metadata()
+    assert [one.regions for one in whole._worker._layouts.values()] == [list(cache.layouts()[0].regions)]
+
+
+def _strides(cache: Cache) -> list[int]:
+    first, second = (layer.tensor for layer in cache.groups[0][:2])
+    step = (second.data_ptr() - first.data_ptr()) // first.element_size()
+    return [step, *first.stride()]
+
+
+def test_each_group_of_shared_tensors_has_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = BEFORE_0_32["two_groups_share_tensors"]("cpu")
+    connector = connector_for(cache, monkeypatch)
+    connector.register_kv_caches(tensors_of(cache))
+    shape = connector.get_handshake_metadata()
+    assert [group.part_bytes for group in shape.groups] == [layout.part_bytes for layout in cache.layouts()]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensor: tensor[:-1], "no dimension of 24 blocks"),
+        (lambda tensor: tensor[..., ::2], "its page has"),
+        (lambda tensor: tensor[:, :, :1].expand(-1, -1, 16, -1, -1), "overlap"),
+        (lambda tensor: tensor.to("meta"), "devices are not supported"),
+        (lambda tensor: tensor[:1].expand(BLOCKS, -1, -1, -1, -1), "overlap"),
+    ],
+    ids=["blocks", "gaps", "expanded", "device", "one block"],
+)
+def test_layout_that_is_not_understood_turns_the_connector_off_with_one_line(
+    change: Any, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = BEFORE_0_32["flash_attention_nhd"]("cpu")
+    connector = connector_for(cache, monkeypatch)
+    tensors = tensors_of(cache)
+    tensors["1"] = change(tensors["1"])
+    with caplog.at_level(logging.DEBUG):
+        connector.register_kv_caches(tensors)
+        problem = connector.get_handshake_metadata().problem
+    assert words in problem
+    assert "\n" not in problem
+    assert caplog.records == []  # the scheduler says it
+    assert connector.get_finished(set()) == (None, None)
+
+
+def test_caches_that_are_no_tensors_turn_the_connector_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = BEFORE_0_32["flash_attention_nhd"]("cpu")
+    connector = connector_for(cache, monkeypatch)
+    connector.register_kv_caches({"0": [cache.groups[0][0].tensor]})
+    assert "not a tensor" in connector.get_handshake_metadata().problem
