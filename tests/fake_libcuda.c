@@ -1,6 +1,9 @@
 /* A libcuda.so.1 without a device, for tests of the path from Python to the driver's interface: device memory is host
- * memory and every call does its work at once. Answers CUDA_ERROR_INVALID_DEVICE for all devices but 0. */
+ * memory and every call does its work at once. Answers CUDA_ERROR_INVALID_DEVICE for all devices but 0.
+ * FAKE_CUDA_FAILURE="700 20 1000000" in the environment: of the calls that queue work or ask for it, those with numbers
+ * from 20 on and below 1000000 answer 700 and do nothing. */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,6 +24,16 @@ struct params {
 static int handles;
 static char gather, scatter;
 
+static int failure;
+static long calls, first_failing, end_of_failing;
+__attribute__((constructor)) static void read_failure(void) {
+    const char *text = getenv("FAKE_CUDA_FAILURE");
+    if (text && sscanf(text, "%d %ld %ld", &failure, &first_failing, &end_of_failing) != 3) abort();
+}
+static Status due(void) {
+    long call = __atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED);
+    return call >= first_failing && call < end_of_failing ? failure : OK;
+}
 static Status make(Handle *handle) {
     *handle = (Handle)(uintptr_t)++handles;
     return OK;
@@ -55,8 +68,8 @@ Status cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) {
 }
 Status cuEventCreate(Handle *event, unsigned flags) { return flags == 2 ? make(event) : INVALID_VALUE; }
 Status cuEventDestroy_v2(Handle event) { return event ? OK : INVALID_VALUE; }
-Status cuEventRecord(Handle event, Handle stream) { return (void)stream, event ? OK : INVALID_VALUE; }
-Status cuEventQuery(Handle event) { return event ? OK : INVALID_VALUE; }
+Status cuEventRecord(Handle event, Handle stream) { return (void)stream, event ? due() : INVALID_VALUE; }
+Status cuEventQuery(Handle event) { return event ? due() : INVALID_VALUE; }
 Status cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     return *address = (uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256), *address ? OK : 2;
 }
@@ -71,14 +84,20 @@ Status cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
 }
 Status cuMemHostUnregister(void *address) { return address ? OK : INVALID_VALUE; }
 Status cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t bytes, Handle stream) {
+    Status now = due();
+    if (now) return now;
     return stream ? (memcpy((void *)(uintptr_t)target, source, bytes), OK) : INVALID_VALUE;
 }
 Status cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t bytes, Handle stream) {
+    Status now = due();
+    if (now) return now;
     return stream ? (memcpy(target, (void *)(uintptr_t)source, bytes), OK) : INVALID_VALUE;
 }
 struct attributes { int order, source[2], target[2]; unsigned flags; };
 Status cuMemcpyBatchAsync_v2(const uint64_t *targets, const uint64_t *sources, const size_t *sizes, size_t count,
                              const struct attributes *attributes, const size_t *first, size_t groups, Handle stream) {
+    Status now = due();
+    if (now) return now;
     if (!stream || groups != 1 || *first || attributes->order != 1 || attributes->flags) return INVALID_VALUE;
     for (size_t i = 0; i < count; i++)
         memcpy((void *)(uintptr_t)targets[i], (void *)(uintptr_t)sources[i], sizes[i]);
@@ -99,6 +118,8 @@ Status cuLaunchKernel(Handle function, unsigned grid_x, unsigned grid_y, unsigne
     const struct params *p = arguments[0];
     if (!grid_x || grid_y * grid_z * block_y * block_z != 1 || block_x != 512 || shared_bytes || !stream || extra)
         return INVALID_VALUE;
+    Status now = due();
+    if (now) return now;
     for (uint32_t i = 0; i < p->block_count; i++)
         for (uint32_t r = 0; r < p->region_count; r++) {
             const struct region region = p->regions[r];

@@ -7,10 +7,12 @@ from pathlib import Path
 import torch
 
 from pegaflow import _native
+from tests.kv_round_trip import WAIT_MS, reserve
+
+__all__ = ["FINGERPRINT", "LAYOUTS", "Cache", "finish", "keys", "registered", "reserve", "slot_bytes", "synchronize"]
 
 DEVICE = "cuda"
 FINGERPRINT = b"tests on a GPU".ljust(32, b"\0")
-WAIT_MS = 60_000
 KIB = 1 << 10
 
 LAYOUTS: dict[str, list[tuple[int, int]]] = {
@@ -77,23 +79,6 @@ def synchronize() -> None:
 def keys(count: int, prefix: bytes = b"key") -> list[bytes]:
     """Distinct keys of one chain."""
     return [prefix + index.to_bytes(8, "big") for index in range(count)]
-
-
-def reserve(pool: _native.Pool, namespace: _native.Namespace, wanted: Sequence[bytes]) -> list[int]:
-    """A slot for every key, waiting for the pool to grow."""
-    refs: list[int] = []
-    deadline = time.monotonic() + 60
-    while len(refs) < len(wanted):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"the pool did not grow: {pool.last_grow_error()}")
-        first = len(refs)
-        parents = [wanted[index - 1] if index else None for index in range(first, len(wanted))]
-        got = namespace.reserve(wanted[first:], parents=parents)
-        refs += [ref for _, ref in got]
-        if not got:
-            pool.grow_ahead(namespace)
-            time.sleep(0.002)
-    return refs
 
 
 def finish(copier: _native.CudaCopier, job: int) -> _native.CopyDone:

@@ -1,11 +1,15 @@
-"""Another process for the tests: ``python -m tests.gpu.sibling SHM_DIR read|loop|lose``."""
+"""Another process for the tests: ``python -m tests.gpu.sibling SHM_DIR read|loop|lose|go-on``."""
 
 import sys
+from collections.abc import Sequence
 
 import torch
 
 from pegaflow import _native
+from tests.engine_races import STEPS_MAX
+from tests.gpu.engine import DEVICE, engine_on
 from tests.gpu.kv import FINGERPRINT, LAYOUTS, Cache, finish, keys, registered, reserve
+from tests.unit.mini_engine import HostMemory, MiniEngine
 
 BLOCKS = 64
 SHAPES = LAYOUTS["flash_attention"]
@@ -55,6 +59,31 @@ def lose(shm_dir: str) -> None:
     say("lost")
 
 
+class ElsewhereMemory(HostMemory):
+    """A cache that is said to be on the device. Nothing is left of a context in which a kernel went astray."""
+
+    device = DEVICE
+    part_bytes = 96 << 10
+
+
+def nowhere(regions: Sequence[tuple[int, int, int]], blocks: int) -> _native.KVLayout:
+    """A layout of memory that is not there."""
+    return _native.KVLayout([(4096, stride, length) for _, stride, length in regions], blocks)
+
+
+def go_on(shm_dir: str) -> None:
+    """An engine whose copies make the device fail: the cache goes off, each request ends all the same."""
+    pool = _native.Pool.open("going on", shm_dir=shm_dir, pool_bytes=256 << 20, segment_bytes=64 << 20)
+    engine = engine_on(pool, "staged", kind=MiniEngine, memory=ElsewhereMemory, layout=nowhere)
+    requests = [engine.add(list(range(first, first + 40)), more=4) for first in (0, 100)]
+    engine.run(STEPS_MAX)
+    off = engine.store.off or ""
+    if "700" not in off or any(request.num_tokens != 44 for request in requests):
+        raise SystemExit(f"off: {off!r}, tokens: {[request.num_tokens for request in requests]}")
+    engine.assert_nothing_held()
+    say("gone on")
+
+
 def say(word: str) -> None:
     """Tell the parent."""
     sys.stdout.write(word + "\n")
@@ -64,5 +93,7 @@ def say(word: str) -> None:
 if __name__ == "__main__":
     if sys.argv[2] == "lose":
         lose(sys.argv[1])
+    elif sys.argv[2] == "go-on":
+        go_on(sys.argv[1])
     else:
         read(sys.argv[1], forever=sys.argv[2] == "loop")

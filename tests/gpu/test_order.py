@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from pegaflow import _native
@@ -167,7 +168,8 @@ def test_two_processes_share_a_gpu_and_a_pool_and_one_may_die(
     assert namespace.lookup(keys(BLOCKS)) == BLOCKS
 
 
-def test_a_lost_device_fails_jobs_and_not_the_process(shm_dir: Path) -> None:
-    program = [sys.executable, "-m", "tests.gpu.sibling", str(shm_dir), "lose"]
+@pytest.mark.parametrize(("word", "answer"), [("lose", "lost"), ("go-on", "gone on")])
+def test_a_lost_device_fails_jobs_and_not_the_process(shm_dir: Path, word: str, answer: str) -> None:
+    program = [sys.executable, "-m", "tests.gpu.sibling", str(shm_dir), word]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "lost\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{answer}\n"), done.stderr

@@ -1,11 +1,13 @@
 """A scheduler and its workers in one small loop: drives the connector's halves the way vLLM does, without a model.
 
 "Computing" a block writes bytes that follow from its key, group and rank, so every load can be checked to the byte.
+Caches are in host memory, or wherever ``memory`` puts them.
 """
 
 import ctypes
 import hashlib
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -73,6 +75,26 @@ class MiniRequest:
             self.block_hashes.append(hashlib.sha256(text).digest())
 
 
+class HostMemory:
+    """The cache of one group on one rank."""
+
+    device = "cpu"
+    part_bytes = PART_BYTES
+    """Bytes of a block."""
+
+    def __init__(self, size: int) -> None:
+        self._buffer = ctypes.create_string_buffer(size)
+        self.address = ctypes.addressof(self._buffer)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Bytes from ``offset`` on."""
+        ctypes.memmove(self.address + offset, data, len(data))
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes from ``offset`` on."""
+        return ctypes.string_at(self.address + offset, size)
+
+
 class MiniEngine:
     """One engine on a pool that others may share."""
 
@@ -84,15 +106,20 @@ class MiniEngine:
         ranks: int = 1,
         blocks: int = 64,
         native: NativeTypes | None = None,
+        memory: Any = HostMemory,
         **options: Any,
     ) -> None:
-        """``native``: the engine's own types, with ``pool`` one of its pools; by default all of it is faked."""
+        """``native``: the engine's own types, with ``pool`` one of its pools; by default all of it is faked.
+        ``memory``: where caches are, see ``HostMemory``."""
+        self._memory_type = memory
         self.geometry, self.ranks, self.blocks = geometry, ranks, blocks
         self.pool = pool or FakePool()
         self.block_pool = FakeBlockPool(blocks)
         self.recorder = Recorder()
         self.identity = FakeIdentity()
         self.chunk_tokens = 12
+        self.before_workers: Callable[[], None] = lambda: None
+        """Called in each step when it is planned but no worker has heard of it."""
         config = ConnectorConfig(**options)
         layout: Any = FakeLayout
         self._native = native or NativeTypes(lambda name, shm_dir: self.pool, self._fake_copier, layout)
@@ -107,7 +134,7 @@ class MiniEngine:
         )
         self.scheduler.bind_block_pool(self.block_pool)
         self.copiers: list[FakeCopier] = []
-        self.memory: list[Any] = []
+        self.memory: list[list[Any]] = []
         self.workers = [self._make_worker(rank) for rank in range(ranks)]
         self.store.set_shapes({(0, rank): worker.shape() for rank, worker in enumerate(self.workers)})
         self.requests: dict[str, MiniRequest] = {}
@@ -123,15 +150,16 @@ class MiniEngine:
         guard = Guard(self.recorder, lambda reason: None)
         worker = WorkerHalf((0, rank), "host", self._native, guard, by_block=len(self.geometry.groups) == 1)
         layouts = {}
-        buffers = []
+        caches = []
+        part_bytes = self._memory_type.part_bytes
         for group in self.geometry.groups:
-            buffer = ctypes.create_string_buffer(self.blocks * PART_BYTES)
-            buffers.append(buffer)
-            shape = (self.blocks, PART_BYTES)
-            tensor = LayerTensor(f"layer{group.index}", ctypes.addressof(buffer), shape, (PART_BYTES, 1), 1, "int8")
+            cache = self._memory_type(self.blocks * part_bytes)
+            caches.append(cache)
+            shape = (self.blocks, part_bytes)
+            tensor = LayerTensor(f"layer{group.index}", cache.address, shape, (part_bytes, 1), 1, "int8")
             layouts[group.index] = group_layout([tensor], self.blocks)
-        self.memory.append(buffers)
-        worker.register(layouts, self.blocks, buffers)
+        self.memory.append(caches)
+        worker.register(layouts, self.blocks, caches, self._memory_type.device)
         return worker
 
     # -- what a user does -------------------------------------------------------------------------------------------
@@ -180,6 +208,7 @@ class MiniEngine:
         self.plans.append(plan)
         for request, count in scheduled.items():
             request.num_computed_tokens += count
+        self.before_workers()
         self._run_workers(plan, scheduled)
         for request in scheduled:
             if request.num_computed_tokens == request.num_tokens:
@@ -296,7 +325,8 @@ class MiniEngine:
     def expected(self, rank: int, group: Group, key: bytes) -> bytes:
         """What a full block holds."""
         text = hashlib.sha256(key + bytes([rank, group.index])).digest()
-        return (text * 2)[:PART_BYTES]
+        part_bytes: int = self._memory_type.part_bytes
+        return (text * (part_bytes // len(text) + 1))[:part_bytes]
 
     def _compute(self, rank: int, request: MiniRequest) -> None:
         for position, group in enumerate(self.geometry.groups):
@@ -306,9 +336,8 @@ class MiniEngine:
             ):
                 block = request.tables[position][index]
                 if block and index < len(keys):
-                    self._view(rank, position)[block * PART_BYTES :][:PART_BYTES] = self.expected(
-                        rank, group, keys[index]
-                    )
+                    content = self.expected(rank, group, keys[index])
+                    self.memory[rank][position].write(block * len(content), content)
 
     def check(self, request: MiniRequest) -> None:
         """What was loaded is what had been computed, to the byte."""
@@ -317,11 +346,9 @@ class MiniEngine:
             for index in range(request.hit_tokens // group.block_tokens):
                 block = request.tables[position][index]
                 if block:
-                    found = bytes(self._view(rank, position)[block * PART_BYTES :][:PART_BYTES])
-                    assert found == self.expected(rank, group, keys[index]), (rank, group, index)
-
-    def _view(self, rank: int, position: int) -> memoryview:
-        return memoryview(self.memory[rank][position]).cast("B")
+                    expected = self.expected(rank, group, keys[index])
+                    found = self.memory[rank][position].read(block * len(expected), len(expected))
+                    assert found == expected, (rank, group, index)
 
     # -- what must be true at rest ------------------------------------------------------------------------------------
 

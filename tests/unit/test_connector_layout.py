@@ -213,7 +213,8 @@ def test_layers_are_joined_in_the_order_of_their_bytes_and_the_digest_says_so() 
     layers = [layer(f"l{index}", storage[:, :, index], 2 * 4 * 8 * 2) for index in range(3)]
     together = group_layout(layers, BLOCKS)
     assert read(together, 4) == storage[4].numpy().tobytes()
-    apart = [layer(f"l{index}", filled(2, BLOCKS, 4, 8).movedim(0, 1)) for index in range(3)]
+    kept = [filled(2, BLOCKS, 4, 8) for _ in range(3)]
+    apart = [layer(f"l{index}", tensor.movedim(0, 1)) for index, tensor in enumerate(kept)]
     assert [len(one.regions) for one in (together, group_layout(apart, BLOCKS))] == [1, 6]
     assert together.digest != group_layout(apart, BLOCKS).digest
 

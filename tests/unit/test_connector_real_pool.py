@@ -1,8 +1,7 @@
 """The connector's halves on a real pool, with real copies: the same events, without the fake engine's say."""
 
-import json
-import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 
 from pegaflow import _native
 from pegaflow.connector.copies import NativeTypes
+from tests.engine_races import PROMPT, RACES, finish, random_events
 from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
-
-PROMPT = list(range(40))
 
 
 @pytest.fixture
@@ -35,16 +33,6 @@ def engine_on(pool: Any, geometry: Any = SINGLE, **options: Any) -> MiniEngine:
     while not all(space.stats()["slots_free"] for space in (engine.store.namespaces() or {}).values()):
         pass  # the pool grows in the background; what is computed meanwhile may be saved or not
     return engine
-
-
-def finish(engine: MiniEngine, damaged: int = 0) -> None:
-    engine.run(100_000)
-    engine.assert_nothing_held()
-    for worker in engine.workers:
-        worker.shutdown()
-    assert sum(space["leases"] for space in json.loads(_native.inspect(engine.pool.path))["namespaces"]) == 0
-    report = json.loads(_native.verify(engine.pool.path))
-    assert len(report["problems"]) == damaged, report["problems"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -78,26 +66,11 @@ def test_damaged_block_is_recomputed(pool: Any) -> None:
     assert second.recorder.counters["load_failure"] == 1
 
 
+@pytest.mark.parametrize("race", RACES, ids=lambda race: race.__name__)
+def test_blocks_are_reused_only_after_their_copies(pool: Any, race: Any) -> None:
+    race(partial(engine_on, pool))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_any_sequence_of_events_leaves_nothing_behind(pool: Any, seed: int) -> None:
-    rng = random.Random(seed)
-    engine = engine_on(pool, rng.choice([SINGLE, HYBRID]), ranks=rng.choice([1, 2]), blocks=rng.choice([64, 160]))
-    prompts = [[family] * rng.randrange(1, 30) + list(range(rng.randrange(1, 60))) for family in range(40)]
-    for _ in range(400):
-        event = rng.random()
-        running = [request for request in engine.requests.values() if request.state == "running"]
-        if event < 0.35 and len(engine.requests) < 4:
-            prompt = rng.choice(prompts)
-            engine.add(prompt[: rng.randrange(1, len(prompt) + 1)], more=rng.randrange(1, 12))
-        elif event < 0.40 and engine.requests:
-            victim = rng.choice(list(engine.requests.values()))
-            if victim.state != "aborted":
-                engine.abort(victim)
-        elif event < 0.45 and running:
-            engine.preempt(rng.choice(running))
-        elif event < 0.46:
-            engine.scheduler.reset()
-        engine.step()
-    finish(engine)
-    assert engine.recorder.counters["save_success"]
-    assert engine.recorder.counters["load_success"]
+    random_events(partial(engine_on, pool), seed)

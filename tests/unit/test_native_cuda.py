@@ -1,5 +1,6 @@
 """The CUDA copier without a GPU: refusals, and the way from Python to the driver's interface over a fake driver."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 
 from pegaflow import _native
 from pegaflow.errors import DeviceError, InvalidArgument
+from tests.engine_races import RACES
 from tests.unit.native_pools import open_pool
 
 FAKE_LIBCUDA = Path(__file__).parent.parent / "fake_libcuda.c"
@@ -44,11 +46,29 @@ def test_impossible_options_are_refused_before_the_driver_is_asked(pool: _native
         _native.CudaCopier(pool, NO_SUCH_DEVICE, **options)
 
 
-@pytest.mark.parametrize("backend", ["auto", "staged", "direct", "kernel"])
-def test_blocks_come_back_over_the_interface_of_the_driver(tmp_path: Path, backend: str) -> None:
-    library = tmp_path / "libcuda.so.1"
+@pytest.fixture(scope="module")
+def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The driver's interface without a device."""
+    library = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}"]
     subprocess.run(["cc", *flags, "-o", library, FAKE_LIBCUDA], check=True)
-    program = [sys.executable, "-m", "tests.unit.cuda_round_trip", library, tmp_path, backend]
+    return library
+
+
+@pytest.mark.parametrize("backend", ["auto", "staged", "direct", "kernel"])
+def test_blocks_come_back_over_the_interface_of_the_driver(tmp_path: Path, fake_library: Path, backend: str) -> None:
+    program = [sys.executable, "-m", "tests.unit.cuda_round_trip", fake_library, tmp_path, backend]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+
+
+@pytest.mark.parametrize("backend", ["staged", "direct", "kernel"])
+@pytest.mark.parametrize("what", [*(race.__name__ for race in RACES), "random", "one", "all"])
+def test_engine_copies_over_the_interface_of_the_driver(
+    tmp_path: Path, fake_library: Path, what: str, backend: str
+) -> None:
+    failure = {"one": "2 4 5", "all": "700 4 1000000000"}.get(what)
+    environment = {**os.environ, **({"FAKE_CUDA_FAILURE": failure} if failure else {})}
+    program = [sys.executable, "-m", "tests.unit.cuda_engine", fake_library, tmp_path, backend, what]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
