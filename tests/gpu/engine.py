@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from pegaflow import _native
+from pegaflow.config import ConnectorConfig
 from pegaflow.connector.copies import NativeTypes
 from pegaflow.connector.device import DeviceCopier
 from pegaflow.connector.geometry import Geometry
@@ -74,7 +75,8 @@ def engine_on(
     def attach(name: str, shm_dir: str) -> _native.Pool:
         return _native.Pool.open(name, shm_dir=shm_dir, create=False)
 
-    native = NativeTypes(attach, lambda opened, device: DeviceCopier(opened, device, backend), layout)
+    config = ConnectorConfig(transfer_backend=backend)
+    native = NativeTypes(attach, lambda opened, device: DeviceCopier(opened, device, config), layout)
     engine = kind(geometry, pool, native=native, memory=memory, **options)
     deadline = time.monotonic() + GROWTH_WAIT_S
     while not all(space.stats()["slots_free"] for space in (engine.store.namespaces() or {}).values()):
