@@ -9,6 +9,8 @@ UV_VERSION := 0.13.9
 MODEL_DIR := build/models/gemma3-270m
 MODEL ?=
 ONLY ?=
+MINUTES ?= 5
+SEED ?=
 # More arguments for pytest: make test ARGS="-k lease -x"
 ARGS ?=
 
@@ -24,7 +26,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python bench demo model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python soak bench demo model check lock wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +73,11 @@ test-rust: $(STAMPS)/requirements
 test-python: $(STAMPS)/native $(MODEL_DIR)/model.safetensors
 	@mkdir -p build
 	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(ARGS)
+
+soak:  ## Kill, stop and reset processes for MINUTES=5, from SEED= if given (result in build/soak.json)
+	@mkdir -p build
+	PEGAFLOW_SOAK_SECONDS=$$(($(MINUTES) * 60)) PEGAFLOW_SOAK_JSON=$(abspath build/soak.json) RUST_BACKTRACE=0 \
+	    $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) cargo test --release --locked --quiet --package pegaflow-engine --test soak -- --nocapture
 
 bench: $(STAMPS)/native  ## Run all benchmarks, or one: make bench ONLY=lookup (results in build/bench)
 	@mkdir -p build/bench

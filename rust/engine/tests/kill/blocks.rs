@@ -83,10 +83,15 @@ pub fn wrong(key: &Key, part: u32, bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// Write both parts of a reserved block and mark them. `false` if the block is gone.
+/// Write both parts of a reserved block of [`PART_BYTES`] and mark them. `false` if the block is gone.
 pub fn fill(pool: &Pool, block: BlockRef, key: &Key, nonce: u64) -> bool {
+    fill_parts(pool, block, key, nonce, PART_BYTES.len())
+}
+
+/// Write all parts of a reserved block and mark them. `false` if the block is gone.
+pub fn fill_parts(pool: &Pool, block: BlockRef, key: &Key, nonce: u64, parts: usize) -> bool {
     let space = pool.space();
-    (0..PART_BYTES.len() as u32).all(|part| {
+    (0..parts as u32).all(|part| {
         let Some(target) = space.write_target(block, part) else { return false };
         let bytes = content(key, part, nonce, target.bytes);
         // SAFETY: reserved by this process, so nobody else touches it; address and length come from the pool.
@@ -95,30 +100,47 @@ pub fn fill(pool: &Pool, block: BlockRef, key: &Key, nonce: u64) -> bool {
     })
 }
 
-/// What is wrong with a leased block, if anything is.
+/// What is wrong with a leased block of [`PART_BYTES`], if anything is.
 pub fn wrong_block(pool: &Pool, block: BlockRef, key: &Key) -> Option<String> {
+    nonce_of(pool, block, key, PART_BYTES.len()).err()
+}
+
+/// The nonce with which a leased block was stored, or what is wrong with its bytes.
+pub fn nonce_of(pool: &Pool, block: BlockRef, key: &Key, parts: usize) -> Result<u64, String> {
     let space = pool.space();
     let mut nonces = Vec::new();
-    for part in 0..PART_BYTES.len() as u32 {
+    for part in 0..parts as u32 {
         let Some(source) = space.read_source(block, part) else {
-            return Some(format!("leased block {:#x} has no readable part {part}", block.0));
+            return Err(format!("leased block {:#x} has no readable part {part}", block.0));
         };
         // SAFETY: leased by this process, so the bytes stay; address and length come from the pool.
         let bytes = unsafe { std::slice::from_raw_parts(source.address, source.bytes) };
         if let Some(what) = wrong(key, part, bytes) {
-            return Some(format!("block {:#x}: {what}", block.0));
+            return Err(format!("block {:#x}: {what}", block.0));
         }
-        nonces.push(bytes[..8].to_vec());
+        nonces.push(u64::from_le_bytes(bytes[..8].try_into().unwrap()));
     }
-    (nonces[0] != nonces[1]).then(|| format!("block {:#x} has parts of two stores", block.0))
+    if nonces.iter().any(|nonce| *nonce != nonces[0]) {
+        return Err(format!("block {:#x} has parts of several stores", block.0));
+    }
+    Ok(nonces[0])
+}
+
+/// Parts of a block of `ns`.
+pub fn parts_of(pool: &Pool, ns: Namespace) -> usize {
+    pool.namespace_info(ns).unwrap().part_bytes.len()
 }
 
 /// Store what is absent of a chain of keys; what finds no slot is left out. Returns how many became visible.
 pub fn store_chain(pool: &Pool, ns: Namespace, chain: &[Key], nonce: u64) -> usize {
+    let parts = parts_of(pool, ns);
     let reserved = pool.reserve(ns, chain, None, true).unwrap();
     let blocks: Vec<BlockRef> = reserved.iter().map(|(_, block)| *block).collect();
     for (position, block) in &reserved {
-        assert!(fill(pool, *block, &chain[*position], nonce), "a reserved block is there until it is published");
+        assert!(
+            fill_parts(pool, *block, &chain[*position], nonce, parts),
+            "a reserved block is there until it is published"
+        );
     }
     pool.publish(&blocks).unwrap()
 }
@@ -136,9 +158,10 @@ pub fn store_all(pool: &Pool, ns: Namespace, keys: &[Key], nonce: u64) {
 
 /// Lease, check and release the longest present prefix. Returns its length.
 pub fn check_chain(pool: &Pool, ns: Namespace, chain: &[Key]) -> usize {
+    let parts = parts_of(pool, ns);
     let leased = pool.lease(ns, chain, 0, chain.len()).unwrap();
     for (block, key) in leased.iter().zip(chain) {
-        if let Some(what) = wrong_block(pool, *block, key) {
+        if let Err(what) = nonce_of(pool, *block, key, parts) {
             panic!("wrong bytes: {what}");
         }
     }

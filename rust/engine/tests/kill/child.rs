@@ -112,6 +112,11 @@ impl Worker {
         self.look(WaitPidFlag::empty())
     }
 
+    /// How it ended or that it stopped, if one of them happened since the last look.
+    pub fn changed(&mut self) -> Option<WaitStatus> {
+        self.look(WaitPidFlag::WUNTRACED)
+    }
+
     fn look(&mut self, flags: WaitPidFlag) -> Option<WaitStatus> {
         let status = waitpid(self.pid(), Some(flags | WaitPidFlag::WNOHANG)).unwrap();
         self.gone |= matches!(status, WaitStatus::Exited(..) | WaitStatus::Signaled(..));

@@ -3,6 +3,8 @@
 
 pub mod blocks;
 pub mod child;
+pub mod histogram;
+pub mod plan;
 pub mod random;
 pub mod report;
 pub mod settled;

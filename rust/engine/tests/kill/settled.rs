@@ -45,6 +45,19 @@ pub fn assert_settled(pool: &Pool) {
     }
 }
 
+/// The caller is the only process, and there is no file but the pool's own.
+pub fn assert_nobody_left(pool: &Pool) {
+    let facts: serde_json::Value = serde_json::from_str(&admin::inspect(pool.path()).unwrap()).unwrap();
+    let me = pool.member().unwrap();
+    let rows: Vec<_> = facts["processes"].as_array().unwrap().iter().map(|process| &process["row"]).collect();
+    assert_eq!(rows, [&serde_json::json!(me.row)], "process rows in use");
+    assert_eq!(facts["locks_held"], 0);
+    assert_eq!(facts["processes"][0]["leases"], 0);
+    let files = std::fs::read_dir(pool.path()).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let foreign: Vec<_> = files.filter(|name| name != "control" && !name.starts_with("segment-")).collect();
+    assert!(foreign.is_empty(), "files that nobody needs: {foreign:?}");
+}
+
 /// What a device of a dead process may still write comes back after five seconds.
 fn stats_without_quarantine(pool: &Pool, ns: Namespace) -> Vec<(&'static str, u64)> {
     let started = Instant::now();

@@ -1,5 +1,8 @@
 //! Time that an operation took, less the time for which this thread was ready to run but the host had no CPU for it:
 //! that much is the scheduler's doing and not the pool's. Nothing is measured across a SIGSTOP.
+//!
+//! SIGCONT has to come to the measuring thread, which then knows before its next instruction: threads are to be started
+//! through [`Stopwatch::start_threads`].
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -36,16 +39,32 @@ impl Stopwatch {
         Self { schedstat: File::open("/proc/thread-self/schedstat").unwrap() }
     }
 
-    /// Do something and say how long it took.
-    pub fn time<T>(&self, work: impl FnOnce() -> T) -> (T, Took) {
+    /// Do something that starts threads, which will never be the ones that are told of a SIGCONT.
+    pub fn start_threads<T>(work: impl FnOnce() -> T) -> T {
+        let mut blocked = SigSet::empty();
+        blocked.add(Signal::SIGCONT);
+        blocked.thread_block().unwrap();
+        let result = work();
+        blocked.thread_unblock().unwrap();
+        result
+    }
+
+    /// Do something and say how long it took; `None` if this process was stopped meanwhile.
+    pub fn time_unless_stopped<T>(&self, work: impl FnOnce() -> T) -> (T, Option<Took>) {
         let continued = CONTINUED.load(SeqCst);
         let (delay, started) = (self.run_delay(), Instant::now());
         let result = work();
         let wall = started.elapsed();
         if CONTINUED.load(SeqCst) != continued {
-            return (result, Took::default());
+            return (result, None);
         }
-        (result, Took { own: wall.saturating_sub(self.run_delay() - delay), wall })
+        (result, Some(Took { own: wall.saturating_sub(self.run_delay() - delay), wall }))
+    }
+
+    /// Do something and say how long it took.
+    pub fn time<T>(&self, work: impl FnOnce() -> T) -> (T, Took) {
+        let (result, took) = self.time_unless_stopped(work);
+        (result, took.unwrap_or_default())
     }
 
     /// For how long this thread has waited for a CPU so far.

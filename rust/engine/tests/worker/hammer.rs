@@ -2,77 +2,84 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use pegaflow_engine::{BlockRef, ErrorKind, Key, Namespace, Pool, crash_point};
 
-use crate::blocks::{MAIN, PART_BYTES, fill, key, open, wrong_block};
+use crate::blocks::{fill_parts, nonce_of};
+use crate::plan::Plan;
 use crate::random::Random;
-use crate::report::{CHECKED, OPERATION_COUNT, Report};
+use crate::report::{BYTES_READ, BYTES_WRITTEN, CHECKED, OPERATIONS, Report, WRONG};
+use crate::resets::{Resets, made_ns, nonce, now_ns};
 use crate::stopwatch::Stopwatch;
 
-/// Chains of keys; those of one group have the same first blocks, as conversations with one system prompt have.
-const CHAINS: u64 = 24;
-const GROUP: u64 = 4;
-const SHARED_LENGTH: u64 = 6;
-const LENGTH: u64 = 20;
 const HELD_MAX: usize = 6;
+const REPORT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Namespaces, each with its share of the steps in percent: more than the pool has extents, so that one of them always
-/// starves and has to take an extent from another.
-const SHARES: [u64; 5] = [65, 20, 5, 5, 5];
-
-const LOOKUP: usize = 0;
-const LEASE: usize = 1;
-const RELEASE: usize = 2;
-const TOUCH: usize = 3;
-const RESERVE: usize = 4;
-const PUBLISH: usize = 5;
-const ABORT: usize = 6;
-const RESET: usize = 7;
-const REAP: usize = 8;
-const REBUILD: usize = 9;
-
-/// Keys of chain `chain`, head first.
-pub fn chain(chain: u64) -> Vec<Key> {
-    let number = |position: u64| {
-        if position < SHARED_LENGTH { 1_000_000 + chain / GROUP * 100 + position } else { chain * 100 + position }
-    };
-    (0..LENGTH).map(|position| key(number(position))).collect()
+/// Blocks that are leased, with their keys, and when the last reset before that began.
+struct Held {
+    space: usize,
+    blocks: Vec<BlockRef>,
+    keys: Vec<Key>,
+    reset_ns: u64,
 }
 
-type Lease = (Vec<BlockRef>, Vec<Key>);
+/// Blocks that are reserved, with their keys.
+struct Open {
+    space: usize,
+    blocks: Vec<BlockRef>,
+    keys: Vec<Key>,
+    nonce: u64,
+}
 
 struct Hammer {
     dir: PathBuf,
+    plan: Plan,
     /// Always there but while it is opened anew.
     pool: Option<Arc<Pool>>,
     random: Random,
     watch: Stopwatch,
+    resets: Resets,
     report: Report,
-    held: Vec<Lease>,
+    report_file: PathBuf,
+    held: Vec<Held>,
+    open: Vec<Open>,
+    quarantines_left: u64,
 }
 
-pub fn run(dir: &Path, seed: u64, report_file: &Path) {
+/// Hammer the pool in `dir` until the file `leave` is there.
+pub fn run(dir: &Path, plan: Plan, seed: u64, report_file: &Path) {
+    let watch = Stopwatch::of_this_thread();
     let mut hammer = Hammer {
         dir: dir.to_owned(),
-        pool: Some(open(dir)),
+        pool: None,
         random: Random::new(seed),
-        watch: Stopwatch::of_this_thread(),
+        watch,
+        resets: Resets::open(dir),
         report: Report::default(),
+        report_file: report_file.to_owned(),
         held: Vec::new(),
+        open: Vec::new(),
+        quarantines_left: plan.quarantines,
+        plan,
     };
+    hammer.attach();
+    let mut reported = Instant::now();
     loop {
         for _ in 0..16 {
             hammer.step();
         }
         // Sooner or later this process kills itself, at a named point rather than from outside at any time.
-        if hammer.random.chance(4) {
-            let points: Vec<&str> = crash_point::names().to_vec();
-            crash_point::arm(points[hammer.random.below(points.len() as u64) as usize], "kill").unwrap();
+        if hammer.random.chance(hammer.plan.arming_percent) {
+            hammer.arm();
         }
-        let mut report = hammer.report.clone();
-        report.add_stats(&hammer.pool().stats());
-        report.write(report_file);
+        if reported.elapsed() >= REPORT_PAUSE {
+            reported = Instant::now();
+            hammer.write_report();
+            if dir.join("leave").exists() {
+                return;
+            }
+        }
     }
 }
 
@@ -81,114 +88,179 @@ impl Hammer {
         self.pool.as_ref().expect("open between steps")
     }
 
-    fn time<T>(&mut self, operation: usize, work: impl FnOnce(&Pool) -> T) -> T {
-        let (result, took) = self.watch.time(|| work(self.pool()));
-        self.report.took(operation, took);
-        self.report.count(OPERATION_COUNT, 1);
+    fn attach(&mut self) {
+        let (pool, took) = self.watch.time_unless_stopped(|| Stopwatch::start_threads(|| self.plan.open(&self.dir)));
+        self.report.took(operation("open"), took);
+        self.pool = Some(pool);
+    }
+
+    fn arm(&mut self) {
+        let points = crash_point::names();
+        let point = points[self.random.below(points.len() as u64) as usize];
+        let action = if self.plan.stops && self.random.chance(50) { "stop" } else { "kill" };
+        crash_point::arm(point, action).unwrap();
+    }
+
+    fn write_report(&self) {
+        let mut report = self.report.clone();
+        report.add_stats(&self.pool().stats());
+        report.write(&self.report_file);
+    }
+
+    fn time<T>(&mut self, name: &str, work: impl FnOnce(&Pool) -> T) -> T {
+        let (result, took) = self.watch.time_unless_stopped(|| work(self.pool()));
+        self.report.took(operation(name), took);
         result
     }
 
-    fn choose_space(&mut self) -> u8 {
-        let mut percent = self.random.below(100);
-        for (space, share) in SHARES.iter().enumerate() {
-            if percent < *share {
-                return space as u8;
-            }
-            percent -= share;
+    fn step(&mut self) {
+        let space = self.plan.any_space(&mut self.random);
+        let Some(ns) = self.plan.spaces[space].of(self.pool()) else { return };
+        let meddling = self.plan.meddling_per_mille;
+        if self.random.below(1000) < 4 * meddling {
+            return self.meddle(space, ns);
         }
-        unreachable!("the shares are 100 percent")
+        match self.random.below(1000) {
+            0..400 => self.store(space, ns),
+            400..700 => self.read(space, ns, false),
+            700..800 => self.read(space, ns, true),
+            800..880 => self.release_one(),
+            880..930 => self.finish_one(),
+            930..950 => self.touch(ns),
+            950..990 => self.ask(ns),
+            _ => self.pool().grow_ahead(ns).unwrap(),
+        }
     }
 
-    fn step(&mut self) {
-        let which = MAIN + self.choose_space();
-        let ns = match self.pool().namespace(&[which; 32], 0, &PART_BYTES, "hammer") {
-            Ok(ns) => ns,
-            // A sibling holds the lock over namespaces for too long: next time.
-            Err(error) => return assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
-        };
-        match self.random.below(1000) {
-            0..400 => self.store(ns),
-            400..750 => self.read(ns, false),
-            750..850 => self.read(ns, true),
-            850..930 => self.release_one(),
-            930..960 => self.touch(ns),
-            960..970 if which != MAIN => {
-                self.time(RESET, |pool| pool.reset(ns)).unwrap();
+    fn meddle(&mut self, space: usize, ns: Namespace) {
+        match self.random.below(4) {
+            0 if self.plan.spaces[space].is_reset => self.reset(space, ns),
+            1 => {
+                self.time("reap", Pool::reap).unwrap();
             }
-            970..975 => {
-                self.time(REAP, Pool::reap).unwrap();
-            }
-            975..980 => self.rebuild(),
-            980..983 => self.reopen(),
+            2 => self.rebuild(),
+            3 => self.reopen(),
             _ => {}
         }
     }
 
-    fn store(&mut self, ns: Namespace) {
-        let mut keys = chain(self.random.below(CHAINS));
-        keys.truncate(1 + self.random.below(LENGTH) as usize);
-        let present = self.time(LOOKUP, |pool| pool.lookup(ns, &keys, 0)).unwrap();
+    fn store(&mut self, space: usize, ns: Namespace) {
+        let mut keys = self.plan.any_chain(&mut self.random);
+        keys.truncate(1 + self.random.below(keys.len() as u64) as usize);
+        let present = self.time("lookup", |pool| pool.lookup(ns, &keys, 0)).unwrap();
         let evict = self.random.chance(95);
         let parents: Vec<Option<Key>> = (present..keys.len()).map(|i| i.checked_sub(1).map(|i| keys[i])).collect();
         let absent = &keys[present..];
-        let reserved = self.time(RESERVE, |pool| pool.reserve(ns, absent, Some(&parents), evict)).unwrap();
-        let nonce = self.random.next();
-        let blocks: Vec<BlockRef> = reserved.iter().map(|(_, block)| *block).collect();
-        for (position, block) in &reserved {
-            if self.random.chance(98) {
-                assert!(fill(self.pool(), *block, &absent[*position], nonce), "a reserved block is there");
-            }
-        }
-        if self.random.chance(4) {
-            self.time(ABORT, |pool| pool.abort(&blocks)).unwrap();
-        } else {
-            self.time(PUBLISH, |pool| pool.publish(&blocks)).unwrap();
+        let reserved = self.time("reserve", |pool| pool.reserve(ns, absent, Some(&parents), evict)).unwrap();
+        let keys = reserved.iter().map(|(position, _)| absent[*position]).collect();
+        let blocks = reserved.into_iter().map(|(_, block)| block).collect();
+        self.open.push(Open { space, blocks, keys, nonce: nonce(&mut self.random) });
+        let open_blocks: usize = self.open.iter().map(|open| open.blocks.len()).sum();
+        if open_blocks > self.plan.open_blocks_max || self.random.chance(85) {
+            self.finish(self.open.len() - 1);
         }
     }
 
-    fn check(&mut self, blocks: &[BlockRef], keys: &[Key]) {
-        for (block, key) in blocks.iter().zip(keys) {
-            if let Some(what) = wrong_block(self.pool(), *block, key) {
+    fn finish_one(&mut self) {
+        if !self.open.is_empty() {
+            let number = self.random.below(self.open.len() as u64) as usize;
+            self.finish(number);
+        }
+    }
+
+    /// Fill and publish what was reserved, or give it up.
+    fn finish(&mut self, number: usize) {
+        let Open { space, blocks, keys, nonce } = self.open.swap_remove(number);
+        let part_bytes = self.plan.spaces[space].part_bytes.clone();
+        // Now and then a copy has failed.
+        let left_out =
+            if self.random.chance(5) { self.random.below(1 + blocks.len() as u64) as usize } else { usize::MAX };
+        for (number, (block, key)) in blocks.iter().zip(&keys).enumerate() {
+            if number != left_out {
+                let filled = fill_parts(self.pool(), *block, key, nonce, part_bytes.len());
+                assert!(filled, "a reserved block is there");
+                self.report.count(BYTES_WRITTEN, part_bytes.iter().sum());
+            }
+        }
+        if self.quarantines_left > 0 && self.random.chance(1) {
+            self.quarantines_left -= 1;
+            self.pool().quarantine(&blocks).unwrap();
+        } else if self.random.chance(4) {
+            self.time("abort", |pool| pool.abort(&blocks)).unwrap();
+        } else {
+            self.time("publish", |pool| pool.publish(&blocks)).unwrap();
+        }
+    }
+
+    fn check(&mut self, held: &Held) {
+        let part_bytes = &self.plan.spaces[held.space].part_bytes;
+        for (block, key) in held.blocks.iter().zip(&held.keys) {
+            let outcome = nonce_of(self.pool(), *block, key, part_bytes.len()).and_then(|nonce| {
+                let stale = made_ns(nonce) < held.reset_ns;
+                if stale { Err(format!("block {:#x} was reserved before a reset", block.0)) } else { Ok(()) }
+            });
+            if let Err(what) = outcome {
+                self.report.count(WRONG, 1);
+                self.write_report();
                 panic!("wrong bytes: {what}");
             }
         }
-        self.report.count(CHECKED, blocks.len() as u64);
+        self.report.count(BYTES_READ, held.blocks.len() as u64 * part_bytes.iter().sum::<u64>());
+        self.report.count(CHECKED, held.blocks.len() as u64);
     }
 
-    fn read(&mut self, ns: Namespace, hold: bool) {
-        let keys = chain(self.random.below(CHAINS));
-        let start = if self.random.chance(50) { 0 } else { self.random.below(LENGTH) as usize };
-        let stop = start + self.random.below(LENGTH) as usize;
-        let leased = self.time(LEASE, |pool| pool.lease(ns, &keys, start, stop)).unwrap();
-        let keys = keys[start..start + leased.len()].to_vec();
-        self.check(&leased, &keys);
+    fn read(&mut self, space: usize, ns: Namespace, hold: bool) {
+        let reset_ns = self.resets.last_ns(space);
+        let keys = self.plan.any_chain(&mut self.random);
+        let length = keys.len() as u64;
+        let start = if self.random.chance(50) { 0 } else { self.random.below(length) as usize };
+        let stop = start + self.random.below(length) as usize;
+        let blocks = self.time("lease", |pool| pool.lease(ns, &keys, start, stop)).unwrap();
+        let keys = keys[start..start + blocks.len()].to_vec();
+        let held = Held { space, blocks, keys, reset_ns };
+        self.check(&held);
         if self.random.chance(30) {
             std::thread::yield_now();
-            self.check(&leased, &keys);
+            self.check(&held);
         }
-        if hold && self.held.len() < HELD_MAX {
-            self.held.push((leased, keys));
-        } else {
-            self.time(RELEASE, |pool| pool.release(&leased)).unwrap();
+        self.held.push(held);
+        if !hold || self.held.len() > HELD_MAX {
+            self.release(self.held.len() - 1);
         }
     }
 
     fn release_one(&mut self) {
-        if self.held.is_empty() {
-            return;
+        if !self.held.is_empty() {
+            let number = self.random.below(self.held.len() as u64) as usize;
+            self.release(number);
         }
-        let (leased, keys) = self.held.swap_remove(self.random.below(self.held.len() as u64) as usize);
-        self.check(&leased, &keys);
-        self.time(RELEASE, |pool| pool.release(&leased)).unwrap();
+    }
+
+    fn release(&mut self, number: usize) {
+        let held = self.held.swap_remove(number);
+        self.check(&held);
+        self.time("release", |pool| pool.release(&held.blocks)).unwrap();
     }
 
     fn touch(&mut self, ns: Namespace) {
-        let keys = chain(self.random.below(CHAINS));
-        self.time(TOUCH, |pool| pool.touch(ns, &keys)).unwrap();
+        let keys = self.plan.any_chain(&mut self.random);
+        self.time("touch", |pool| pool.touch(ns, &keys)).unwrap();
+    }
+
+    fn ask(&mut self, ns: Namespace) {
+        let keys = self.plan.any_chain(&mut self.random);
+        let present = self.time("contains", |pool| pool.contains(ns, &keys)).unwrap();
+        assert_eq!(present.len(), keys.len());
+    }
+
+    fn reset(&mut self, space: usize, ns: Namespace) {
+        let began_ns = now_ns();
+        self.time("reset", |pool| pool.reset(ns)).unwrap();
+        self.resets.finished(space, began_ns);
     }
 
     fn rebuild(&mut self) {
-        if let Err(error) = self.time(REBUILD, Pool::rebuild_index) {
+        if let Err(error) = self.time("rebuild", Pool::rebuild_index) {
             assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
         }
     }
@@ -196,9 +268,14 @@ impl Hammer {
     /// Leave the pool and come back, with what we hold.
     fn reopen(&mut self) {
         self.held.clear();
+        self.open.clear();
         let stats = self.pool().stats();
         self.report.add_stats(&stats);
         self.pool = None;
-        self.pool = Some(open(&self.dir));
+        self.attach();
     }
+}
+
+fn operation(name: &str) -> usize {
+    OPERATIONS.iter().position(|known| *known == name).unwrap_or_else(|| panic!("no operation {name}"))
 }

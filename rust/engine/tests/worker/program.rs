@@ -14,14 +14,20 @@ mod fork;
 mod full;
 #[path = "hammer.rs"]
 mod hammer;
+#[path = "../kill/histogram.rs"]
+mod histogram;
 #[path = "hold.rs"]
 mod hold;
+#[path = "../kill/plan.rs"]
+mod plan;
 #[path = "points.rs"]
 mod points;
 #[path = "../kill/random.rs"]
 mod random;
 #[path = "../kill/report.rs"]
 mod report;
+#[path = "resets.rs"]
+mod resets;
 #[path = "../kill/stopwatch.rs"]
 mod stopwatch;
 
@@ -38,7 +44,11 @@ fn main() {
         "damage" => damage::run(&dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
         "fork" => fork::run(&dir, rest[0]),
         "full" => full::run(&dir, rest[0]),
-        "hammer" => hammer::run(&dir, rest[0].parse().unwrap(), rest[1].as_ref()),
+        "hammer" => hammer::run(&dir, plan::Plan::hammer(), rest[0].parse().unwrap(), rest[1].as_ref()),
+        "soak" => {
+            let plan = plan::Plan::random(rest[2].parse().unwrap());
+            hammer::run(&dir, plan, rest[0].parse().unwrap(), rest[1].as_ref());
+        }
         "hold" => hold::run(&dir, rest[0]),
         "lead" => hold::lead(&dir),
         other => panic!("no role {other}"),

@@ -1,0 +1,141 @@
+//! How long the dead stay in the process table: a thread that looks at the pool from outside, attached to nothing.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pegaflow_engine::admin;
+use serde_json::Value;
+
+const PAUSE: Duration = Duration::from_millis(10);
+const SAMPLE_PAUSE: Duration = Duration::from_millis(500);
+
+/// One death.
+struct Death {
+    pid: i64,
+    at: Instant,
+    /// A sibling was stopped for some of the time until the dead one's row was free.
+    disturbed: bool,
+    /// The dead one has been seen in the process table: not all live long enough to get there.
+    seen: bool,
+}
+
+/// From the death of a process until everything that it held was free again.
+#[derive(Clone, Copy, Debug)]
+pub struct Reaped {
+    pub after: Duration,
+    pub disturbed: bool,
+}
+
+/// How full the pool was at one moment, in percent.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill {
+    /// Of its segments, those that are taken.
+    pub segments: f64,
+    /// Of its slots, those that hold a block.
+    pub slots: f64,
+}
+
+#[derive(Default)]
+struct Records {
+    deaths: Vec<Death>,
+    reaped: Vec<Reaped>,
+    fills: Vec<Fill>,
+    stopped: usize,
+    end: bool,
+}
+
+pub struct Coroner {
+    records: Arc<Mutex<Records>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Coroner {
+    /// Watch the pool whose files are, or will be, in `path`.
+    pub fn start(path: PathBuf) -> Self {
+        let records = Arc::new(Mutex::new(Records::default()));
+        let shared = Arc::clone(&records);
+        let thread = std::thread::spawn(move || watch(&path, &shared));
+        Self { records, thread: Some(thread) }
+    }
+
+    /// A process was killed just now.
+    pub fn died(&self, pid: i32) {
+        let mut records = self.records.lock().unwrap();
+        let disturbed = records.stopped > 0;
+        records.deaths.push(Death { pid: i64::from(pid), at: Instant::now(), disturbed, seen: false });
+    }
+
+    /// The first process is started after all have died: only now is there somebody to reap.
+    pub fn revived(&self) {
+        self.records.lock().unwrap().deaths.iter_mut().for_each(|death| death.at = Instant::now());
+    }
+
+    /// So many processes are stopped now.
+    pub fn stopped(&self, count: usize) {
+        let mut records = self.records.lock().unwrap();
+        records.stopped = count;
+        if count > 0 {
+            records.deaths.iter_mut().for_each(|death| death.disturbed = true);
+        }
+    }
+
+    /// What was seen until now. Who is not reaped yet is forgotten.
+    pub fn finish(mut self) -> (Vec<Reaped>, Vec<Fill>) {
+        self.records.lock().unwrap().end = true;
+        self.thread.take().unwrap().join().unwrap();
+        let mut records = self.records.lock().unwrap();
+        (std::mem::take(&mut records.reaped), std::mem::take(&mut records.fills))
+    }
+}
+
+fn watch(path: &Path, records: &Mutex<Records>) {
+    let mut sampled = Instant::now();
+    loop {
+        std::thread::sleep(PAUSE);
+        let wanted = {
+            let records = records.lock().unwrap();
+            if records.end {
+                return;
+            }
+            !records.deaths.is_empty() || sampled.elapsed() >= SAMPLE_PAUSE
+        };
+        // While it is being created there is nothing to see.
+        let Some(Ok(text)) = wanted.then(|| admin::inspect(path)) else { continue };
+        let pool: Value = serde_json::from_str(&text).unwrap();
+        let mut records = records.lock().unwrap();
+        records.look(&pool);
+        if sampled.elapsed() >= SAMPLE_PAUSE {
+            sampled = Instant::now();
+            records.fills.push(fill_of(&pool));
+        }
+    }
+}
+
+impl Records {
+    fn look(&mut self, pool: &Value) {
+        let rows: Vec<i64> = pool["processes"].as_array().unwrap().iter().filter_map(|p| p["pid"].as_i64()).collect();
+        let reaped = &mut self.reaped;
+        self.deaths.retain_mut(|death| {
+            let there = rows.contains(&death.pid);
+            if !there && death.seen {
+                reaped.push(Reaped { after: death.at.elapsed(), disturbed: death.disturbed });
+            }
+            death.seen |= there;
+            there
+        });
+    }
+}
+
+fn fill_of(pool: &Value) -> Fill {
+    let sum = |name: &str| -> f64 {
+        pool["namespaces"].as_array().unwrap().iter().filter_map(|space| space[name].as_f64()).sum()
+    };
+    let share = |part: f64, all: f64| if all > 0.0 { 100.0 * part / all } else { 0.0 };
+    let [ready, creating, free] = ["ready", "creating", "free"].map(|name| pool["segments"][name].as_f64().unwrap());
+    Fill {
+        segments: share(ready + creating, ready + creating + free),
+        slots: share(sum("blocks_sealed"), sum("slots")),
+    }
+}

@@ -1,0 +1,49 @@
+//! What a soak has seen: sums over its rounds.
+
+use super::coroner::{Fill, Reaped};
+use crate::kill::report::Report;
+
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub totals: Report,
+    pub rounds: u64,
+    /// Times that a pool without processes was checked from end to end.
+    pub checks: u64,
+    /// Processes killed from outside while they ran, and while they were stopped.
+    pub kills: u64,
+    pub kills_stopped: u64,
+    /// Processes that died at a named point.
+    pub kills_at_points: u64,
+    /// Times that all processes were killed at once.
+    pub massacres: u64,
+    /// Processes that left by themselves, with all that they held.
+    pub departures: u64,
+    /// Processes stopped from outside, and at a named point.
+    pub stops: u64,
+    pub stops_at_points: u64,
+    pub stopped_ms: u64,
+    pub reaped: Vec<Reaped>,
+    pub fills: Vec<Fill>,
+    pub failures: Vec<String>,
+}
+
+impl Outcome {
+    pub fn all_kills(&self) -> u64 {
+        self.kills + self.kills_stopped + self.kills_at_points
+    }
+
+    /// Reap times in milliseconds, shortest first: with nobody stopped meanwhile, or with somebody.
+    pub fn reap_ms(&self, disturbed: bool) -> Vec<u64> {
+        let chosen = self.reaped.iter().filter(|reaped| reaped.disturbed == disturbed);
+        let mut times: Vec<u64> = chosen.map(|reaped| reaped.after.as_millis() as u64).collect();
+        times.sort_unstable();
+        times
+    }
+
+    /// Mean fill of segments and of slots in percent.
+    pub fn mean_fill(&self) -> (f64, f64) {
+        let count = self.fills.len().max(1) as f64;
+        let mean = |of: fn(&Fill) -> f64| self.fills.iter().map(of).sum::<f64>() / count;
+        (mean(|fill| fill.segments), mean(|fill| fill.slots))
+    }
+}
