@@ -1,4 +1,4 @@
-"""A pool of a million slots, filled with chains of blocks, for ``lookup`` and ``attach``."""
+"""A pool of a million slots, filled with chains of blocks, for ``lookup``, ``attach`` and ``reap``."""
 
 import time
 from pathlib import Path
@@ -10,9 +10,10 @@ PART_BYTES = 256
 # Room for the slots, the control file, and what rounding costs.
 POOL_BYTES = 320 << 20
 PLACE_BYTES = 1 << 30
-SHARE_FILLED = 0.9
 CHAIN_BLOCKS = 10_000
-CHAINS = int(SLOTS * SHARE_FILLED) // CHAIN_BLOCKS
+CHAINS_FULL = SLOTS // CHAIN_BLOCKS
+SHARE_FILLED = 0.9
+CHAINS = int(CHAINS_FULL * SHARE_FILLED)
 FINGERPRINT = b"a million slots".ljust(32, b"\0")
 NAME = "bench"
 GROW_SECONDS_MAX = 60.0
@@ -47,10 +48,10 @@ def store(pool: _native.Pool, namespace: _native.Namespace, keys: list[bytes], p
     return pool.publish(refs)
 
 
-def fill(pool: _native.Pool, namespace: _native.Namespace) -> None:
-    """Store all chains; waits while the pool grows."""
+def fill(pool: _native.Pool, namespace: _native.Namespace, chains: int = CHAINS) -> None:
+    """Store so many chains; waits while the pool grows."""
     deadline = time.monotonic() + GROW_SECONDS_MAX
-    for chain in range(CHAINS):
+    for chain in range(chains):
         keys = chain_keys(chain)
         done = 0
         while done < len(keys):

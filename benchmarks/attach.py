@@ -8,7 +8,7 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
-from benchmarks._bigpool import CHAINS, PLACE_BYTES, chain_keys, fill, open_pool
+from benchmarks._bigpool import CHAINS_FULL, PLACE_BYTES, chain_keys, fill, open_pool
 from benchmarks._common import Result, finish, median, note, percentile, pool_place
 from pegaflow import _native
 from pegaflow.errors import PoolBusy
@@ -27,8 +27,8 @@ SPAWN = multiprocessing.get_context("spawn")
 def create(place: str, answers: "SimpleQueue[Any]") -> None:
     """Make and fill the pool, and leave it."""
     pool, namespace = open_pool(Path(place), create=True)
-    fill(pool, namespace)
-    answers.put(namespace.lookup(chain_keys(CHAINS - 1)))
+    fill(pool, namespace, CHAINS_FULL)
+    answers.put(namespace.lookup(chain_keys(CHAINS_FULL - 1)))
     pool.close()
 
 
@@ -55,7 +55,7 @@ def crash(place: str, _answers: "SimpleQueue[Any]") -> None:
 
 def recover(place: str, answers: "SimpleQueue[Any]") -> None:
     """Time an attach after the crash until every chain is found again, as a restarted engine would see it."""
-    heads, last = [chain_keys(chain, 1) for chain in range(CHAINS)], chain_keys(CHAINS - 1)
+    heads, last = [chain_keys(chain, 1) for chain in range(CHAINS_FULL)], chain_keys(CHAINS_FULL - 1)
     start = time.perf_counter()
     pool, namespace = open_pool(Path(place))
     while any(namespace.lookup(keys) != 1 for keys in heads) or namespace.lookup(last) != len(last):
@@ -106,7 +106,7 @@ def _answered(child: Any, answers: "SimpleQueue[Any]") -> bool:
 def main() -> None:
     """Run, print, write."""
     with pool_place(PLACE_BYTES) as place:
-        note("filling a pool of 1,000,000 slots ...")
+        note("filling all of 1,000,000 slots ...")
         in_child(create, place)
         note(f"attaching {ATTACHES} times ...")
         times = [in_child(attach, place) for _ in range(ATTACHES)]

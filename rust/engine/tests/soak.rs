@@ -1,5 +1,5 @@
-//! Soak: several processes use pools of random shapes; they are killed, stopped and replaced at random. Every byte that is
-//! read is verified, and every pool is checked whenever nobody uses it.
+//! Soak: several processes use pools of random shapes; they are killed, stopped and replaced at random. Every byte that
+//! is read is verified, and every pool is checked whenever nobody uses it.
 //!
 //! Some seconds by default. `make soak MINUTES=n SEED=s` builds it for speed, and runs it for as long as one likes;
 //! then missed aims count too. `PEGAFLOW_SOAK_SECONDS`, `PEGAFLOW_TEST_SEED` and `PEGAFLOW_SOAK_JSON` are behind it. A
@@ -20,7 +20,7 @@ use soak_parts::round::Round;
 use soak_parts::table::{json, line, missed_aims, table};
 
 const SECONDS: u64 = 9;
-const LEG_SECONDS: u64 = 2;
+const LEG_SECONDS: u64 = 3;
 /// Of a long run: the pool is used for longer, and goes on after it was checked.
 const LONG_LEG_SECONDS: u64 = 6;
 const LONG_LEGS: u64 = 2;

@@ -11,8 +11,9 @@ use super::random::Random;
 /// Numbers between the keys of two chains, and between those that two groups of chains share.
 const STRIDE: u64 = 100;
 const SHARED_FROM: u64 = 1_000_000;
-/// Slots of a planned pool, about: what is filled within seconds.
-const SLOTS_MAX: u64 = 6000;
+/// Slots of a planned pool, about, and its bytes: what is filled within seconds, also by a debug build.
+const SLOTS_MAX: u64 = if cfg!(debug_assertions) { 600 } else { 6000 };
+const BYTES_MAX: u64 = if cfg!(debug_assertions) { 2 << 20 } else { 64 << 20 };
 
 /// One namespace of the run.
 #[derive(Clone, Debug)]
@@ -47,6 +48,10 @@ pub struct Plan {
     pub meddling_per_mille: u64,
     /// Of a hundred batches of steps, how many arm a named point.
     pub arming_percent: u64,
+    /// Threads of each process that use the pool.
+    pub threads: u64,
+    /// The seed of this plan, if processes have followers that read and write for them.
+    pub followers_of: Option<u64>,
     /// Processes stop at named points too, for somebody to continue or kill them, rather than die there only.
     pub stops: bool,
 }
@@ -75,6 +80,8 @@ impl Plan {
             quarantines: 0,
             meddling_per_mille: 5,
             arming_percent: 4,
+            threads: 1,
+            followers_of: None,
             stops: false,
         }
     }
@@ -87,7 +94,8 @@ impl Plan {
             (0..1 + random.below(8)).map(|number| random_space(random, number as u8, segment_bytes)).collect();
         let parts = spaces.iter().map(|space| space.part_bytes.len() as u64).max().unwrap_or(1);
         let per_extent = spaces.iter().map(|space| space.slots_per_extent(segment_bytes)).max().unwrap_or(1);
-        let extents = (2 + random.below(14)).min(SLOTS_MAX / per_extent).max(2);
+        let most = (SLOTS_MAX / per_extent).min(BYTES_MAX / (parts * segment_bytes)).max(2);
+        let extents = (2 + random.below(14)).min(most);
         let length = [4, 12, 20, 60][random.below(4) as usize];
         // Twice to four times as many blocks as fit: the pool is full, and what is missed is often stored anew.
         let keys = per_extent * extents * (2 + random.below(3));
@@ -106,6 +114,8 @@ impl Plan {
             quarantines: if random.chance(15) { 2 } else { 0 },
             meddling_per_mille: [0, 1, 5][random.below(3) as usize],
             arming_percent: [0, 1, 4][random.below(3) as usize],
+            threads: 1 + random.below(2),
+            followers_of: random.chance(40).then_some(seed),
             stops: random.chance(60),
         }
     }

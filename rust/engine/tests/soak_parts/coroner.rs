@@ -15,7 +15,7 @@ const SAMPLE_PAUSE: Duration = Duration::from_millis(500);
 struct Death {
     pid: i64,
     at: Instant,
-    /// A sibling was stopped for some of the time until the dead one's row was free.
+    /// A sibling was stopped for some of the time until the dead one's row was free, or a follower may have been alive.
     disturbed: bool,
     /// The dead one has been seen in the process table: not all live long enough to get there.
     seen: bool,
@@ -42,6 +42,7 @@ struct Records {
     deaths: Vec<Death>,
     reaped: Vec<Reaped>,
     fills: Vec<Fill>,
+    followers: bool,
     stopped: usize,
     end: bool,
 }
@@ -52,9 +53,9 @@ pub struct Coroner {
 }
 
 impl Coroner {
-    /// Watch the pool whose files are, or will be, in `path`.
-    pub fn start(path: PathBuf) -> Self {
-        let records = Arc::new(Mutex::new(Records::default()));
+    /// Watch the pool whose files are, or will be, in `path`. With `followers`, some of the dead have living ones.
+    pub fn start(path: PathBuf, followers: bool) -> Self {
+        let records = Arc::new(Mutex::new(Records { followers, ..Records::default() }));
         let shared = Arc::clone(&records);
         let thread = std::thread::spawn(move || watch(&path, &shared));
         Self { records, thread: Some(thread) }
@@ -63,7 +64,7 @@ impl Coroner {
     /// A process was killed just now.
     pub fn died(&self, pid: i32) {
         let mut records = self.records.lock().unwrap();
-        let disturbed = records.stopped > 0;
+        let disturbed = records.followers || records.stopped > 0;
         records.deaths.push(Death { pid: i64::from(pid), at: Instant::now(), disturbed, seen: false });
     }
 

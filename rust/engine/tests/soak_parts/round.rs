@@ -33,6 +33,25 @@ struct Victim {
     progress: (u64, Instant),
 }
 
+impl Victim {
+    fn report_files(&self) -> [PathBuf; 2] {
+        [self.report_file.clone(), self.report_file.with_extension("1")]
+    }
+
+    /// What it has done until now, in all its threads.
+    fn report(&self) -> Report {
+        let [mut report, other] = self.report_files().map(|file| Report::read(&file));
+        report.add(&other);
+        report
+    }
+
+    fn last_report(self) -> Report {
+        let report = self.report();
+        self.report_files().iter().for_each(|file| drop(std::fs::remove_file(file)));
+        report
+    }
+}
+
 /// How often processes are killed and stopped: mean pauses in milliseconds.
 struct Pace {
     workers: u64,
@@ -111,7 +130,7 @@ impl<'a> Round<'a> {
 
     fn hammer(&mut self, length: Duration, tell: &mut impl FnMut(&Outcome, &Report)) {
         let uid = nix::unistd::geteuid().as_raw();
-        self.coroner = Some(Coroner::start(pool_dir(self.path(), uid, POOL_NAME)));
+        self.coroner = Some(Coroner::start(pool_dir(self.path(), uid, POOL_NAME), self.plan.followers_of.is_some()));
         let started = Instant::now();
         let (mut next_kill, mut next_stop, mut next_look) = (started, started, started);
         (0..self.pace.workers).for_each(|_| self.start_one());
@@ -249,8 +268,7 @@ impl<'a> Round<'a> {
         let victim = self.victims.swap_remove(index);
         self.coroner().died(victim.worker.pid().as_raw());
         self.count_stopped();
-        self.outcome.totals.add(&Report::read(&victim.report_file));
-        let _best_effort = std::fs::remove_file(&victim.report_file);
+        self.outcome.totals.add(&victim.last_report());
         let killed = matches!(status, WaitStatus::Signaled(_, Signal::SIGKILL, _));
         if killed {
             self.outcome.kills_at_points += 1;
@@ -265,7 +283,7 @@ impl<'a> Round<'a> {
         let mut running = Report::default();
         let mut stuck = Vec::new();
         for victim in &mut self.victims {
-            let report = Report::read(&victim.report_file);
+            let report = victim.report();
             let done = report.counted(OPERATION_COUNT);
             if done != victim.progress.0 {
                 victim.progress = (done, Instant::now());
@@ -300,7 +318,7 @@ impl<'a> Round<'a> {
                 WaitStatus::Exited(_, 0) => {
                     self.outcome.departures += 1;
                     let victim = self.victims.swap_remove(index);
-                    self.outcome.totals.add(&Report::read(&victim.report_file));
+                    self.outcome.totals.add(&victim.last_report());
                 }
                 status => {
                     self.bury(index, status);
@@ -308,6 +326,17 @@ impl<'a> Round<'a> {
             }
         }
         std::fs::remove_file(&leave).unwrap();
+        self.look_for_failures();
+    }
+
+    /// Followers, too, say so if something was wrong.
+    fn look_for_failures(&mut self) {
+        let files = std::fs::read_dir(self.path()).unwrap().map(|file| file.unwrap().path());
+        let failed = |file: &PathBuf| file.file_name().unwrap().to_str().unwrap().starts_with("failed-");
+        for file in files.filter(failed).collect::<Vec<_>>() {
+            let text = std::fs::read_to_string(file).unwrap();
+            self.fail(&text);
+        }
     }
 
     /// Attach as the only process: every invariant and checksum holds, and every slot can be filled and read.

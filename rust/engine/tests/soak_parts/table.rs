@@ -88,7 +88,7 @@ pub fn table(outcome: &Outcome, seed: u64, elapsed: Duration) -> String {
     }
     text.push_str("(without the time for which there was no CPU; \"wall\" with it)\n\n");
     for (name, value) in facts(outcome) {
-        writeln!(text, "{name:<38}{value}").unwrap();
+        writeln!(text, "{name:<41}{value}").unwrap();
     }
     for missed in missed_aims(outcome) {
         writeln!(text, "missed: {missed}").unwrap();
@@ -121,7 +121,7 @@ fn facts(outcome: &Outcome) -> Vec<(&'static str, String)> {
         ("stopped", format!("{} (and at a named point {})", outcome.stops, outcome.stops_at_points)),
         ("stopped for", format!("{:.1} s in sum", outcome.stopped_ms as f64 / 1e3)),
         ("reaped after, p50 / p99 / worst", reap(false)),
-        ("the same with somebody stopped", reap(true)),
+        ("the same, a sibling stopped or follower", reap(true)),
         ("pool full, mean", format!("{segments:.0} % of its segments taken, {slots:.0} % of its slots sealed")),
     ];
     facts.extend(totals.pool_counters().map(|(name, count)| (name, count.to_string())));

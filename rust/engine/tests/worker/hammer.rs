@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use pegaflow_engine::{BlockRef, ErrorKind, Key, Namespace, Pool, crash_point};
 
 use crate::blocks::{fill_parts, nonce_of};
+use crate::follower::{Follower, Task};
 use crate::plan::Plan;
 use crate::random::Random;
 use crate::report::{BYTES_READ, BYTES_WRITTEN, CHECKED, OPERATIONS, Report, WRONG};
 use crate::resets::{Resets, made_ns, nonce, now_ns};
-use crate::stopwatch::Stopwatch;
+use crate::stopwatch::{Stopwatch, Took};
 
 const HELD_MAX: usize = 6;
 const REPORT_PAUSE: Duration = Duration::from_millis(20);
@@ -38,58 +39,101 @@ struct Hammer {
     /// Always there but while it is opened anew.
     pool: Option<Arc<Pool>>,
     random: Random,
-    watch: Stopwatch,
+    /// In one thread of the process: the one that is told when it was stopped.
+    watch: Option<Stopwatch>,
     resets: Resets,
     report: Report,
     report_file: PathBuf,
     held: Vec<Held>,
     open: Vec<Open>,
     quarantines_left: u64,
+    /// Behind the pool: it outlives our membership.
+    follower: Option<Follower>,
 }
 
 /// Hammer the pool in `dir` until the file `leave` is there.
-pub fn run(dir: &Path, plan: Plan, seed: u64, report_file: &Path) {
-    let watch = Stopwatch::of_this_thread();
-    let mut hammer = Hammer {
-        dir: dir.to_owned(),
-        pool: None,
-        random: Random::new(seed),
-        watch,
-        resets: Resets::open(dir),
-        report: Report::default(),
-        report_file: report_file.to_owned(),
-        held: Vec::new(),
-        open: Vec::new(),
-        quarantines_left: plan.quarantines,
-        plan,
-    };
-    hammer.attach();
-    let mut reported = Instant::now();
-    loop {
-        for _ in 0..16 {
-            hammer.step();
-        }
-        // Sooner or later this process kills itself, at a named point rather than from outside at any time.
-        if hammer.random.chance(hammer.plan.arming_percent) {
-            hammer.arm();
-        }
-        if reported.elapsed() >= REPORT_PAUSE {
-            reported = Instant::now();
-            hammer.write_report();
-            if dir.join("leave").exists() {
-                return;
-            }
-        }
-    }
+pub fn run(dir: &Path, plan: &Plan, seed: u64, report_file: &Path) {
+    let others: Vec<_> = (1..plan.threads)
+        .map(|number| {
+            let (dir, plan, file) = (dir.to_owned(), plan.clone(), report_file.with_extension(number.to_string()));
+            Stopwatch::start_threads(|| {
+                std::thread::spawn(move || Hammer::new(&dir, plan, seed + number, &file, None).run())
+            })
+        })
+        .collect();
+    let watch = Some(Stopwatch::of_this_thread());
+    Hammer::new(dir, plan.clone(), seed, report_file, watch).run();
+    others.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
 impl Hammer {
+    fn new(dir: &Path, plan: Plan, seed: u64, report_file: &Path, watch: Option<Stopwatch>) -> Self {
+        let mut hammer = Self {
+            dir: dir.to_owned(),
+            pool: None,
+            random: Random::new(seed),
+            watch,
+            resets: Resets::open(dir),
+            report: Report::default(),
+            report_file: report_file.to_owned(),
+            held: Vec::new(),
+            open: Vec::new(),
+            quarantines_left: plan.quarantines,
+            follower: None,
+            plan,
+        };
+        hammer.attach();
+        hammer
+    }
+
+    fn run(mut self) {
+        let mut reported = Instant::now();
+        loop {
+            for _ in 0..16 {
+                self.step();
+            }
+            // Sooner or later this process kills itself, at a named point rather than from outside at any time.
+            if self.random.chance(self.plan.arming_percent) {
+                self.arm();
+            }
+            if self.follower.is_none() && self.plan.followers_of.is_some() && self.random.chance(10) {
+                self.start_follower();
+            }
+            if reported.elapsed() >= REPORT_PAUSE {
+                reported = Instant::now();
+                self.write_report();
+                if self.dir.join("leave").exists() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn start_follower(&mut self) {
+        let plan_seed = self.plan.followers_of.expect("asked for");
+        let leader = self.pool().member().unwrap();
+        self.follower = Follower::start(&self.dir, plan_seed, leader);
+    }
+
+    /// Whether our follower has done it; if it died meanwhile, it is buried.
+    fn follower_has_done(&mut self, task: Task, space: usize, blocks: &[BlockRef], keys: &[Key]) -> Option<bool> {
+        if self.random.chance(50) {
+            return None;
+        }
+        let done = self.follower.as_mut()?.has_done(task, space, blocks, keys);
+        if !done {
+            self.follower = None;
+        }
+        Some(done)
+    }
+
     fn pool(&self) -> &Pool {
         self.pool.as_ref().expect("open between steps")
     }
 
     fn attach(&mut self) {
-        let (pool, took) = self.watch.time_unless_stopped(|| Stopwatch::start_threads(|| self.plan.open(&self.dir)));
+        let open = || Stopwatch::start_threads(|| self.plan.open(&self.dir));
+        let (pool, took) = time_with(self.watch.as_ref(), open);
         self.report.took(operation("open"), took);
         self.pool = Some(pool);
     }
@@ -108,7 +152,7 @@ impl Hammer {
     }
 
     fn time<T>(&mut self, name: &str, work: impl FnOnce(&Pool) -> T) -> T {
-        let (result, took) = self.watch.time_unless_stopped(|| work(self.pool()));
+        let (result, took) = time_with(self.watch.as_ref(), || work(self.pool()));
         self.report.took(operation(name), took);
         result
     }
@@ -172,15 +216,10 @@ impl Hammer {
     fn finish(&mut self, number: usize) {
         let Open { space, blocks, keys, nonce } = self.open.swap_remove(number);
         let part_bytes = self.plan.spaces[space].part_bytes.clone();
-        // Now and then a copy has failed.
-        let left_out =
-            if self.random.chance(5) { self.random.below(1 + blocks.len() as u64) as usize } else { usize::MAX };
-        for (number, (block, key)) in blocks.iter().zip(&keys).enumerate() {
-            if number != left_out {
-                let filled = fill_parts(self.pool(), *block, key, nonce, part_bytes.len());
-                assert!(filled, "a reserved block is there");
-                self.report.count(BYTES_WRITTEN, part_bytes.iter().sum());
-            }
+        match self.follower_has_done(Task::Write(nonce), space, &blocks, &keys) {
+            Some(true) => self.report.count(BYTES_WRITTEN, blocks.len() as u64 * part_bytes.iter().sum::<u64>()),
+            Some(false) => return self.time("abort", |pool| pool.abort(&blocks)).unwrap(),
+            None => self.fill_all(&blocks, &keys, nonce, &part_bytes),
         }
         if self.quarantines_left > 0 && self.random.chance(1) {
             self.quarantines_left -= 1;
@@ -192,7 +231,20 @@ impl Hammer {
         }
     }
 
+    fn fill_all(&mut self, blocks: &[BlockRef], keys: &[Key], nonce: u64, part_bytes: &[u64]) {
+        // Now and then a copy has failed.
+        let failed = self.random.chance(5).then(|| self.random.below(1 + blocks.len() as u64) as usize);
+        for (number, (block, key)) in blocks.iter().zip(keys).enumerate() {
+            if failed != Some(number) {
+                let filled = fill_parts(self.pool(), *block, key, nonce, part_bytes.len());
+                assert!(filled, "a reserved block is there");
+                self.report.count(BYTES_WRITTEN, part_bytes.iter().sum());
+            }
+        }
+    }
+
     fn check(&mut self, held: &Held) {
+        self.follower_has_done(Task::Read(held.reset_ns), held.space, &held.blocks, &held.keys);
         let part_bytes = &self.plan.spaces[held.space].part_bytes;
         for (block, key) in held.blocks.iter().zip(&held.keys) {
             let outcome = nonce_of(self.pool(), *block, key, part_bytes.len()).and_then(|nonce| {
@@ -272,7 +324,15 @@ impl Hammer {
         let stats = self.pool().stats();
         self.report.add_stats(&stats);
         self.pool = None;
+        self.follower = None;
         self.attach();
+    }
+}
+
+fn time_with<T>(watch: Option<&Stopwatch>, work: impl FnOnce() -> T) -> (T, Option<Took>) {
+    match watch {
+        Some(watch) => watch.time_unless_stopped(work),
+        None => (work(), None),
     }
 }
 

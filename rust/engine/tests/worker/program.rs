@@ -8,6 +8,8 @@ mod blocks;
 mod create;
 #[path = "damage.rs"]
 mod damage;
+#[path = "follower.rs"]
+mod follower;
 #[path = "fork.rs"]
 mod fork;
 #[path = "full.rs"]
@@ -44,15 +46,31 @@ fn main() {
         "damage" => damage::run(&dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
         "fork" => fork::run(&dir, rest[0]),
         "full" => full::run(&dir, rest[0]),
-        "hammer" => hammer::run(&dir, plan::Plan::hammer(), rest[0].parse().unwrap(), rest[1].as_ref()),
+        "hammer" => hammer::run(&dir, &plan::Plan::hammer(), rest[0].parse().unwrap(), rest[1].as_ref()),
         "soak" => {
+            die_loudly(&dir);
             let plan = plan::Plan::random(rest[2].parse().unwrap());
-            hammer::run(&dir, plan, rest[0].parse().unwrap(), rest[1].as_ref());
+            hammer::run(&dir, &plan, rest[0].parse().unwrap(), rest[1].as_ref());
+        }
+        "follow" => {
+            die_loudly(&dir);
+            let leader = pegaflow_engine::Member { row: rest[0].parse().unwrap(), epoch: rest[1].parse().unwrap() };
+            follower::run(&dir, leader, &plan::Plan::random(rest[2].parse().unwrap()));
         }
         "hold" => hold::run(&dir, rest[0]),
         "lead" => hold::lead(&dir),
         other => panic!("no role {other}"),
     }
+}
+
+/// A panic in any thread ends the process, and leaves a file `failed-PID` for those that are not its parent.
+fn die_loudly(dir: &std::path::Path) {
+    let file = dir.join(format!("failed-{}", std::process::id()));
+    std::panic::set_hook(Box::new(move |info| {
+        eprintln!("{info}");
+        std::fs::write(&file, info.to_string()).unwrap();
+        std::process::abort();
+    }));
 }
 
 /// Say something to the parent at once.
