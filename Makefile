@@ -13,6 +13,10 @@ MINUTES ?= 5
 SEED ?=
 # More arguments for pytest: make test ARGS="-k lease -x"
 ARGS ?=
+# Of the loom models: executions of each at most (none: all), preemptions beyond the usual, models by name.
+EXECUTIONS ?=
+PREEMPTIONS ?= 0
+MODELS ?= shm::models
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust \( -name '*.rs' -o -name '*.ptx' \) -not -path '*/tests/*')
 BENCHES := $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py))
@@ -26,7 +30,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python soak bench demo model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python loom soak bench demo model check lock wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +82,12 @@ soak:  ## Kill, stop and reset processes for MINUTES=5, from SEED= if given (res
 	@mkdir -p build
 	PEGAFLOW_SOAK_SECONDS=$$(($(MINUTES) * 60)) PEGAFLOW_SOAK_JSON=$(abspath build/soak.json) RUST_BACKTRACE=0 \
 	    $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) cargo test --release --locked --quiet --package pegaflow-engine --test soak -- --nocapture
+
+loom:  ## Run the lock-free parts in every interleaving: make loom, make loom MODELS=leases EXECUTIONS=1000 PREEMPTIONS=1
+	RUSTFLAGS="--cfg loom" CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	PEGAFLOW_LOOM_EXECUTIONS_MAX=$(EXECUTIONS) PEGAFLOW_LOOM_PREEMPTIONS=$(PREEMPTIONS) \
+	cargo test --locked --release --target-dir target/loom --package pegaflow-engine --lib -- \
+	    --nocapture --test-threads 1 $(MODELS)
 
 bench: $(STAMPS)/native  ## Run all benchmarks, or one: make bench ONLY=lookup (results in build/bench)
 	@mkdir -p build/bench

@@ -84,6 +84,8 @@ pub(crate) fn arm_from_environment() -> Result<()> {
 /// Pass the point `name`.
 #[inline]
 pub(crate) fn pass(name: &str) {
+    #[cfg(loom)]
+    crate::model_words::pass(name);
     let armed = ARMED.load(Relaxed);
     if armed != 0 {
         strike(armed, name);

@@ -2,19 +2,27 @@
 //!
 //! No Python; CUDA is looked for at run time only. `docs/shm-format.md` has the bytes, `docs/crash-model.md` what each
 //! death leaves behind.
+#![cfg_attr(loom, allow(dead_code, unused_imports, reason = "models leave out what has no part in them"))]
 
+#[cfg(not(loom))]
 pub mod admin;
 pub mod checksum;
 pub mod config;
+#[cfg(not(loom))]
 pub mod copy;
 pub mod crash_point;
+#[cfg(not(loom))]
 pub mod cuda;
 pub mod error;
 pub mod hash;
 pub mod key;
 pub mod limits;
+#[cfg(loom)]
+mod model_words;
+#[cfg(not(loom))]
 pub mod objects;
 pub mod shm;
+#[cfg(not(loom))]
 pub mod slot_space;
 mod sync;
 
@@ -23,5 +31,6 @@ pub use error::{Error, ErrorKind, Result};
 pub use key::{BlockRef, Key};
 pub use shm::names;
 pub use shm::namespace::{Namespace, NamespaceInfo};
+#[cfg(not(loom))]
 pub use shm::pool::Pool;
 pub use shm::process::Member;

@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
+/// Models under loom have few of everything, since each of them runs thousands of times.
+pub(crate) const fn few(usual: usize, in_models: usize) -> usize {
+    if cfg!(loom) { in_models } else { usual }
+}
+
 /// Processes that may be attached to one pool at a time; one bit each in a slot's lease words.
-pub const PROCESSES_MAX: usize = 128;
+pub const PROCESSES_MAX: usize = few(128, 3);
 /// Namespaces (fingerprint x KV cache group) of one pool.
-pub const NAMESPACES_MAX: usize = 256;
+pub const NAMESPACES_MAX: usize = few(256, 1);
 /// Parts (TP x PP ranks) of one block; one bit each in a slot header.
-pub const PARTS_MAX: usize = 64;
+pub const PARTS_MAX: usize = few(64, 1);
 /// Segments, and so extents, of one pool.
 pub const SEGMENTS_MAX: u64 = 8192;
 /// Slots of one pool.
@@ -17,11 +22,11 @@ pub const SLOTS_MIN: u64 = 4096;
 /// Slots per unit in which header ranges are handed to extents.
 pub const SLOTS_PER_RANGE: u64 = 64;
 /// Locks over the index; each covers every bucket of equal low bits.
-pub const STRIPES: usize = 1024;
+pub const STRIPES: usize = few(1024, 2);
 /// Characters of a pool name.
 pub const POOL_NAME_CHARS_MAX: usize = 64;
 /// Bytes of a label that is kept in shared memory.
-pub const LABEL_BYTES_MAX: usize = 64;
+pub const LABEL_BYTES_MAX: usize = few(64, 8);
 /// Smallest segment.
 pub const SEGMENT_BYTES_MIN: u64 = 64 << 10;
 /// Default and largest automatic segment.
@@ -36,16 +41,16 @@ pub const LOCK_WAIT_MAX: Duration = Duration::from_millis(20);
 /// After a wait that ran out, how long nobody of this process waits for the same holder again.
 pub const SLOW_HOLDER_PAUSE: Duration = Duration::from_millis(100);
 /// Tries before a waiter starts to sleep between tries.
-pub const LOCK_SPINS: u32 = 64;
+pub const LOCK_SPINS: u32 = few(64, 1) as u32;
 /// Tries between two probes whether the owner of a lock is alive.
-pub const LOCK_TRIES_PER_PROBE: u32 = 4;
+pub const LOCK_TRIES_PER_PROBE: u32 = few(4, 1) as u32;
 /// Sleep between two tries.
 pub const LOCK_SLEEP: Duration = Duration::from_micros(50);
 
 /// Entries of one bucket chain that a walk follows before it calls the chain damaged.
 pub const CHAIN_HOPS_MAX: usize = 4096;
 /// Times a reader walks a chain again because a writer changed it meanwhile.
-pub const READ_RETRIES_MAX: usize = 64;
+pub const READ_RETRIES_MAX: usize = few(64, 2);
 /// Entries of a chain that a lookup of many keys steps over before it compares whole keys.
 pub const CHAIN_HOPS_AHEAD: usize = 3;
 /// Keys whose table entries are fetched together, so that cache misses overlap.
@@ -67,7 +72,7 @@ pub const CREATE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Pause after a failed growth before the next try.
 pub const GROW_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
-const _: () = assert!(PROCESSES_MAX == 128, "the slot header has two lease words of 64 bits");
+const _: () = assert!(PROCESSES_MAX <= 128, "the slot header has two lease words of 64 bits");
 const _: () = assert!(PARTS_MAX <= 64, "the slot header has one word of part bits");
 const _: () = assert!(STRIPES.is_power_of_two());
 const _: () = assert!(SLOTS_MAX < u32::MAX as u64, "slot numbers plus one fit 32 bits");

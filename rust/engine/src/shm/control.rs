@@ -24,7 +24,10 @@ pub(crate) struct Control {
     stamps: Table<AtomicU64>,
     slots: Table<SlotHeader>,
     /// What the tables lie in; dropped with them.
+    #[cfg(not(loom))]
     _map: Mapping,
+    #[cfg(loom)]
+    _memory: std::sync::Arc<crate::shm::models::memory::Memory>,
 }
 
 /// The records of a table of `self`.
@@ -37,6 +40,7 @@ macro_rules! records {
 
 impl Control {
     /// Map a control file whose superblock has been checked.
+    #[cfg(not(loom))]
     pub(crate) fn map(file: &File, geometry: Geometry) -> Result<Self> {
         let offsets = geometry.offsets();
         let map = Mapping::new(file, offsets.end)?;
@@ -56,6 +60,26 @@ impl Control {
             slots: map.table(offsets.slots, slots),
             _map: map,
         })
+    }
+
+    /// Tables in plain memory.
+    #[cfg(loom)]
+    pub(crate) fn of(memory: std::sync::Arc<crate::shm::models::memory::Memory>) -> Self {
+        Self {
+            geometry: memory.geometry,
+            offsets: memory.geometry.offsets(),
+            header: Table::of(&memory.header),
+            processes: Table::of(&memory.processes),
+            namespaces: Table::of(&memory.namespaces),
+            extents: Table::of(&memory.extents),
+            stripes: Table::of(&memory.stripes),
+            ranges: Table::of(&memory.ranges),
+            buckets: Table::of(&memory.buckets),
+            free: Table::of(&memory.free),
+            stamps: Table::of(&memory.stamps),
+            slots: Table::of(&memory.slots),
+            _memory: memory,
+        }
     }
 
     pub(crate) fn geometry(&self) -> &Geometry {

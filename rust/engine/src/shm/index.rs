@@ -13,7 +13,7 @@ use crate::shm::lock::LockGuard;
 use crate::shm::namespace::Identity;
 use crate::shm::rows::{SlotHeader, Stripe};
 use crate::shm::state::{SlotState, State};
-use crate::sync::{Acquire, AtomicU32, AtomicU64, Relaxed, Release, SeqCst, fence};
+use crate::sync::{Acquire, AtomicU32, AtomicU64, Relaxed, Release, SeqCst, fence, yield_now};
 
 /// Outcome of one walk by a reader.
 enum Walk {
@@ -67,7 +67,7 @@ impl Core {
                 if self.is_held_for_long(&stripe.lock) {
                     break;
                 }
-                std::thread::yield_now();
+                yield_now();
             }
         }
         self.stats.lookups_uncertain.add(1);

@@ -8,20 +8,21 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::key::{BlockRef, Key};
+use crate::limits::few;
 use crate::shm::core::Core;
 use crate::shm::namespace::Namespace;
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{NOBODY, SlotState, State, sealed_word};
-use crate::sync::{AtomicU32, Relaxed, SeqCst};
+use crate::sync::{LocalU32, Relaxed, SeqCst};
 
 const PIN_LOCKS: usize = 64;
 
 /// Slots whose counts are allocated together, at first use.
-const PIN_CHUNK: usize = 4096;
+const PIN_CHUNK: usize = few(4096, 4);
 
 /// How often this process pins each slot.
 pub(crate) struct Pins {
-    counts: Vec<OnceLock<Vec<AtomicU32>>>,
+    counts: Vec<OnceLock<Vec<LocalU32>>>,
     locks: Vec<Mutex<()>>,
 }
 
@@ -33,9 +34,9 @@ impl Pins {
         }
     }
 
-    fn count(&self, slot: u32) -> &AtomicU32 {
+    fn count(&self, slot: u32) -> &LocalU32 {
         let chunk = self.counts[slot as usize / PIN_CHUNK]
-            .get_or_init(|| std::iter::repeat_with(|| AtomicU32::new(0)).take(PIN_CHUNK).collect());
+            .get_or_init(|| std::iter::repeat_with(|| LocalU32::new(0)).take(PIN_CHUNK).collect());
         &chunk[slot as usize % PIN_CHUNK]
     }
 

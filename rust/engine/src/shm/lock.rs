@@ -5,13 +5,11 @@
 //! is a single store (`index.rs`), or is claimed in a row that the reaper finds (`grow.rs`). No futex, no thread ids:
 //! the word means the same in every container.
 
-use std::time::Instant;
-
 use crate::limits::{LOCK_SLEEP, LOCK_SPINS, LOCK_TRIES_PER_PROBE, LOCK_WAIT_MAX, PROCESSES_MAX, SLOW_HOLDER_PAUSE};
 use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
 use crate::shm::process::Member;
-use crate::sync::{AcqRel, Acquire, AtomicU64, Relaxed, Release};
+use crate::sync::{AcqRel, Acquire, AtomicU64, Instant, LocalU64, Relaxed, Release, sleep, yield_now};
 
 /// A held lock; dropping it releases.
 pub(crate) struct LockGuard<'a> {
@@ -29,17 +27,17 @@ impl Drop for LockGuard<'_> {
 /// Until when (boot clock, ms) nobody of this process waits for the process of each row again, since a wait for it ran
 /// out: it is stopped, or at something long. So an operation on many keys waits once and not once per key.
 pub(crate) struct SlowHolders {
-    until_ms: [AtomicU64; PROCESSES_MAX],
+    until_ms: [LocalU64; PROCESSES_MAX],
 }
 
 impl Default for SlowHolders {
     fn default() -> Self {
-        Self { until_ms: [const { AtomicU64::new(0) }; PROCESSES_MAX] }
+        Self { until_ms: [const { LocalU64::new(0) }; PROCESSES_MAX] }
     }
 }
 
 impl SlowHolders {
-    fn of(&self, holder: u64) -> Option<&AtomicU64> {
+    fn of(&self, holder: u64) -> Option<&LocalU64> {
         Member::decode(holder).map(|member| &self.until_ms[member.row as usize])
     }
 
@@ -101,7 +99,7 @@ impl Core {
                 self.stats.lock_timeouts.add(1);
                 break None;
             }
-            if tries < LOCK_TRIES_PER_PROBE { std::thread::yield_now() } else { std::thread::sleep(LOCK_SLEEP) }
+            if tries < LOCK_TRIES_PER_PROBE { yield_now() } else { sleep(LOCK_SLEEP) }
         };
         self.stats.lock_wait_us_max.raise(started.elapsed().as_micros() as u64);
         guard

@@ -54,6 +54,12 @@ pub(crate) struct Table<T: Shared> {
 }
 
 impl<T: Shared> Table<T> {
+    /// Records in plain memory.
+    #[cfg(loom)]
+    pub(crate) fn of(records: &[T]) -> Self {
+        Self { start: NonNull::from(records).cast(), count: records.len() }
+    }
+
     /// The records.
     ///
     /// # Safety

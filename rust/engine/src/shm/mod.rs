@@ -6,20 +6,27 @@ pub(crate) mod core;
 pub(crate) mod evict;
 pub(crate) mod extent;
 pub(crate) mod file;
+#[cfg(not(loom))]
 mod fork;
 pub(crate) mod free;
 pub(crate) mod geometry;
 pub(crate) mod grow;
 mod index;
 mod lease;
+#[cfg(not(loom))]
 pub(crate) mod liveness;
 mod lock;
+#[cfg(not(loom))]
 mod maintenance;
 pub(crate) mod mapping;
+#[cfg(loom)]
+mod models;
 pub mod names;
 pub(crate) mod namespace;
+#[cfg(not(loom))]
 mod open;
 mod orphans;
+#[cfg(not(loom))]
 pub(crate) mod pool;
 pub(crate) mod process;
 pub(crate) mod publish;
@@ -29,7 +36,12 @@ mod recency;
 pub(crate) mod reserve;
 mod retire;
 pub(crate) mod rows;
+#[cfg(not(loom))]
 mod space;
 pub(crate) mod state;
 pub(crate) mod stats;
+#[cfg(not(loom))]
 pub(crate) mod superblock;
+
+#[cfg(loom)]
+pub(crate) use models::locks as liveness;

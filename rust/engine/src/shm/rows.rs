@@ -4,7 +4,7 @@
 //! been checked. Plain words only: no pointers, no `Drop`, no reference counts.
 
 use crate::limits::{LABEL_BYTES_MAX, PARTS_MAX};
-use crate::sync::{AtomicU32, AtomicU64, Relaxed};
+use crate::sync::{AtomicU32, AtomicU64, Relaxed, SpareWord};
 
 /// Marks records that may be mapped: `repr(C)`, all fields atomic, every bit pattern valid.
 ///
@@ -13,13 +13,13 @@ use crate::sync::{AtomicU32, AtomicU64, Relaxed};
 pub(crate) unsafe trait Shared {}
 
 /// A label of a process or namespace, zero padded UTF-8.
-pub(crate) type LabelWords = [AtomicU64; LABEL_BYTES_MAX / 8];
+pub(crate) type LabelWords = [SpareWord; LABEL_BYTES_MAX / 8];
 
 /// First page of the control file. `fixed` never changes after creation and is covered by its checksum.
 #[repr(C, align(64))]
 pub(crate) struct PoolHeader {
     /// See `superblock.rs`.
-    pub(crate) fixed: [AtomicU64; 16],
+    pub(crate) fixed: [SpareWord; 16],
     /// Clock of recency: every touched block takes a stamp from it.
     pub(crate) clock: AtomicU64,
     /// Wall clock of the last maintenance by a living process.
@@ -36,7 +36,7 @@ pub(crate) struct PoolHeader {
     pub(crate) rebuilds: AtomicU64,
     /// Nonzero: blocks may have lost the block before them; see `orphans.rs`.
     pub(crate) orphans_expected: AtomicU64,
-    spare: [AtomicU64; 488],
+    pub(crate) spare: [SpareWord; 488],
 }
 
 /// One attached process. It is alive while it holds the OFD lock on its byte of the control file.
@@ -52,7 +52,7 @@ pub(crate) struct ProcessRow {
     pub(crate) started_unix_s: AtomicU64,
     /// Bit 0: a device may write slots on behalf of this process.
     pub(crate) flags: AtomicU64,
-    spare: [AtomicU64; 3],
+    pub(crate) spare: [SpareWord; 3],
     /// For people only.
     pub(crate) label: LabelWords,
 }
@@ -71,7 +71,7 @@ pub(crate) struct NamespaceRow {
     pub(crate) frees: AtomicU64,
     /// Stamps up to here may be on somebody's list of eviction candidates.
     pub(crate) horizon: AtomicU64,
-    spare: [AtomicU64; 7],
+    pub(crate) spare: [SpareWord; 7],
     pub(crate) label: LabelWords,
     pub(crate) part_bytes: [AtomicU64; PARTS_MAX],
 }
@@ -87,7 +87,7 @@ pub(crate) struct ExtentRow {
     pub(crate) slots: AtomicU32,
     /// Bytes that this extent's segments take.
     pub(crate) bytes: AtomicU64,
-    spare: [AtomicU64; 4],
+    pub(crate) spare: [SpareWord; 4],
     pub(crate) segments: [AtomicU32; PARTS_MAX],
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct Stripe {
     pub(crate) lock: AtomicU64,
     /// Odd while a chain is being changed.
     pub(crate) version: AtomicU64,
-    spare: [AtomicU64; 6],
+    pub(crate) spare: [SpareWord; 6],
 }
 
 /// Truth about one slot. The first cache line is all that a lookup's walk reads.
@@ -126,13 +126,16 @@ pub(crate) struct SlotHeader {
     pub(crate) member_next: AtomicU32,
 }
 
-const _: () = assert!(size_of::<PoolHeader>() == 4096);
-const _: () = assert!(size_of::<ProcessRow>() == 128);
-const _: () = assert!(size_of::<NamespaceRow>() == 704);
-const _: () = assert!(size_of::<ExtentRow>() == 320);
-const _: () = assert!(size_of::<Stripe>() == 64);
-const _: () = assert!(size_of::<SlotHeader>() == 128);
-const _: () = assert!(std::mem::offset_of!(SlotHeader, fingerprint) == 64);
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<PoolHeader>() == 4096);
+    assert!(size_of::<ProcessRow>() == 128);
+    assert!(size_of::<NamespaceRow>() == 704);
+    assert!(size_of::<ExtentRow>() == 320);
+    assert!(size_of::<Stripe>() == 64);
+    assert!(size_of::<SlotHeader>() == 128);
+    assert!(std::mem::offset_of!(SlotHeader, fingerprint) == 64);
+};
 
 // SAFETY: repr(C), atomic fields only, alignment 64.
 unsafe impl Shared for PoolHeader {}

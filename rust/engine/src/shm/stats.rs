@@ -1,10 +1,10 @@
 //! Counters of this process's use of one pool.
 
-use crate::sync::{AtomicU64, Relaxed};
+use crate::sync::{LocalU64, Relaxed};
 
 /// One counter or high-water mark.
 #[derive(Default)]
-pub(crate) struct Counter(AtomicU64);
+pub(crate) struct Counter(LocalU64);
 
 impl Counter {
     pub(crate) fn add(&self, count: u64) {
