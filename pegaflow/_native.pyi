@@ -282,9 +282,20 @@ class CudaCopier:
         refs: Sequence[int],
         block_ids: Sequence[int],
         after_stream: int | None = None,
+        stage_ends: Sequence[int] | None = None,
     ) -> int:
         """Start copying leased slots into blocks, which are not written before all that is queued by now in
-        ``after_stream`` is done. Returns a job id."""
+        ``after_stream`` is done. Returns a job id. ``stage_ends`` (ascending bytes, the last of them all of a block):
+        the first ``stage_ends[0]`` bytes of all blocks arrive before the next of any, and so on; at most 64."""
+
+    def take_queued(self) -> list[int]:
+        """Loads in stages of which every byte was handed to the device since the last call, without a failure. Whoever
+        uses their blocks on a stream has to ``wait_stage`` first, but need not wait for the copies to be done. A load
+        that ends before it is asked for is only reported by ``poll``."""
+
+    def wait_stage(self, job: int, stage: int, stream: int) -> None:
+        """Let what is queued in CUDA stream ``stream`` from now on wait until a stage of a load that ``take_queued``
+        named is in place. The caller does not wait. Nothing happens if the load is over."""
 
     def poll(self) -> list[CopyDone]:
         """Jobs that completed since the last call. Never waits."""

@@ -86,6 +86,10 @@ pub const COPY_THREADS_DEFAULT_MAX: usize = 4;
 pub const COPY_JOBS_IN_FLIGHT_MAX: usize = 4096;
 /// Blocks of all copy jobs of one copier that are not done.
 pub const COPY_ITEMS_QUEUED_MAX: usize = 1 << 22;
+/// Stages of a load that a forward pass may overtake.
+pub const LOAD_STAGES_MAX: usize = 64;
+/// Pieces of such a load that are handed to the device ahead of it.
+pub const FOLLOWED_PIECES_MAX: usize = 512;
 /// Regions of one KV layout: fragments of one block.
 pub const COPY_REGIONS_MAX: usize = 1 << 16;
 /// Blocks of one KV layout.

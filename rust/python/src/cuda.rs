@@ -95,7 +95,8 @@ impl CudaCopier {
         py.engine(|| self.copier.save(part, layout, refs, block_ids, after_stream))
     }
 
-    #[pyo3(signature = (part, layout, refs, block_ids, after_stream=None))]
+    #[pyo3(signature = (part, layout, refs, block_ids, after_stream=None, stage_ends=None))]
+    #[allow(clippy::too_many_arguments, reason = "arguments of Python")]
     fn load(
         &self,
         py: Python<'_>,
@@ -104,10 +105,22 @@ impl CudaCopier {
         refs: &Bound<'_, PyAny>,
         block_ids: &Bound<'_, PyAny>,
         after_stream: Option<u64>,
+        stage_ends: Option<Vec<usize>>,
     ) -> Result<u64> {
         let (refs, block_ids) = (items::refs(refs)?, items::numbers::<u32>(block_ids, "block_ids")?);
         let layout = layout.get().layout();
-        py.engine(|| self.copier.load(part, layout, refs, block_ids, after_stream))
+        py.engine(|| match stage_ends {
+            Some(ends) => self.copier.load_in_stages(part, layout, refs, block_ids, after_stream, &ends),
+            None => self.copier.load(part, layout, refs, block_ids, after_stream),
+        })
+    }
+
+    fn take_queued(&self, py: Python<'_>) -> Result<Vec<u64>> {
+        py.engine(|| self.copier.take_queued())
+    }
+
+    fn wait_stage(&self, py: Python<'_>, job: u64, stage: usize, stream: u64) -> Result<()> {
+        py.engine(|| self.copier.wait_stage(job, stage, stream))
     }
 
     fn poll(&self, py: Python<'_>) -> Result<Vec<CopyDone>> {

@@ -10,6 +10,7 @@ use crate::key::BlockRef;
 use crate::limits::{COPY_ITEMS_QUEUED_MAX, COPY_JOBS_IN_FLIGHT_MAX};
 
 use super::driver::{Event, Way};
+use super::followed::FollowedLoads;
 use super::plan::Cutter;
 
 /// A job, as it was asked for and as far as it got.
@@ -24,6 +25,11 @@ pub(super) struct Job {
     /// Blocks are not touched before this.
     pub(super) after: Option<Event>,
     pub(super) cutter: Cutter,
+    /// Whether each stage gets an event, so that somebody may follow the job before it is over.
+    pub(super) followed: bool,
+    /// Those events, of the stages that were queued; and events that are over when they are.
+    pub(super) stages: Vec<Event>,
+    pub(super) stage_marks: Vec<Event>,
     /// Pieces that the device is working on.
     pub(super) flights: usize,
     pub(super) failed: Vec<u32>,
@@ -73,6 +79,8 @@ pub(super) struct Board {
     jobs_in_flight: usize,
     blocks_queued: usize,
     closing: bool,
+    /// Loads in stages.
+    pub(super) followed: FollowedLoads,
     /// Set by the thread as the last thing that it does.
     pub(super) finished: bool,
     /// Why the device is of no use any more.
@@ -104,6 +112,9 @@ impl Board {
         job.id = self.job_last;
         self.jobs_in_flight += 1;
         self.blocks_queued += job.refs.len();
+        if job.followed {
+            self.followed.publish(job.id, &[], false);
+        }
         self.new.push_back(job);
         self.job_last
     }
@@ -121,6 +132,7 @@ impl Board {
     /// Post an outcome.
     pub(super) fn post(&mut self, job: Job) {
         self.blocks_queued -= job.refs.len();
+        self.followed.forget(job.id);
         self.done.push(job.into_done());
     }
 

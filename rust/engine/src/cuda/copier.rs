@@ -13,9 +13,10 @@ use crate::slot_space::SlotSpace;
 
 use super::board::Job;
 use super::device::Device;
-use super::driver::{Driver, DriverError, Entered, Event, OUT_OF_MEMORY, Way};
+use super::driver::{Driver, DriverError, Entered, Event, OUT_OF_MEMORY, Stream, Way};
 use super::engine::{Engine, Shared};
 use super::events::EventPool;
+use super::followed::stage_ends;
 use super::options::CudaOptions;
 use super::plan::Cutter;
 use super::registration::Registration;
@@ -99,7 +100,7 @@ impl CudaCopier {
         block_ids: Vec<u32>,
         after_stream: Option<u64>,
     ) -> Result<JobId> {
-        self.start(Way::ToHost, part, layout, refs, block_ids, after_stream)
+        self.start(Way::ToHost, part, layout, refs, block_ids, after_stream, None)
     }
 
     /// Start copying the leased slot `refs[i]` into block `block_ids[i]`, for all `i`; the blocks are not written
@@ -112,9 +113,45 @@ impl CudaCopier {
         block_ids: Vec<u32>,
         after_stream: Option<u64>,
     ) -> Result<JobId> {
-        self.start(Way::ToDevice, part, layout, refs, block_ids, after_stream)
+        self.start(Way::ToDevice, part, layout, refs, block_ids, after_stream, None)
     }
 
+    /// Like [`Self::load`], in stages: the first `stage_ends[0]` bytes of all blocks arrive first, then those up to
+    /// `stage_ends[1]`, and so on to the end of the blocks. See [`Self::take_queued`].
+    pub fn load_in_stages(
+        &self,
+        part: u32,
+        layout: &Arc<KvLayout>,
+        refs: Vec<BlockRef>,
+        block_ids: Vec<u32>,
+        after_stream: Option<u64>,
+        stage_ends: &[usize],
+    ) -> Result<JobId> {
+        self.start(Way::ToDevice, part, layout, refs, block_ids, after_stream, Some(stage_ends))
+    }
+
+    /// Loads in stages of which every byte was handed to the device since the last call. From now on
+    /// [`Self::wait_stage`] brings a stream behind any of their stages, and only the loss of the device, or of the
+    /// leases, can make them fail.
+    pub fn take_queued(&self) -> Result<Vec<JobId>> {
+        self.check_process()?;
+        Ok(self.shared.lock().followed.take_queued())
+    }
+
+    /// Let all that is queued in the CUDA stream `stream` from now on wait until stage `stage` of a load is in place.
+    /// Nothing has to wait for a load that is over.
+    pub fn wait_stage(&self, job: JobId, stage: usize, stream: u64) -> Result<()> {
+        self.check_process()?;
+        let board = self.shared.lock(); // held, so that the event is not used for something else meanwhile
+        if let Some(problem) = &board.problem {
+            return Err(Error::new(ErrorKind::Device, problem.clone()));
+        }
+        let Some(event) = board.followed.event(job, stage)? else { return Ok(()) };
+        let _entered = Entered::new(&*self.driver).map_err(|error| device_error(&error))?;
+        self.driver.wait(Stream(stream as usize), event).map_err(|error| device_error(&error))
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what callers ask for, once")]
     fn start(
         &self,
         way: Way,
@@ -123,6 +160,7 @@ impl CudaCopier {
         refs: Vec<BlockRef>,
         block_ids: Vec<u32>,
         after_stream: Option<u64>,
+        stages: Option<&[usize]>,
     ) -> Result<JobId> {
         self.check_process()?;
         if refs.len() != block_ids.len() || refs.len() > COPY_ITEMS_QUEUED_MAX {
@@ -134,6 +172,7 @@ impl CudaCopier {
             )));
         }
         layout.check_ids(&block_ids)?;
+        let stage_ends = stage_ends(stages, layout)?;
         self.shared.lock().check(refs.len())?;
         // First, so that nobody holds the driver for long from here on.
         self.registration.activity().begin_job();
@@ -143,7 +182,7 @@ impl CudaCopier {
             Ok(after) => (after, None),
             Err(error) => (None, Some(error.to_string())),
         };
-        let cutter = Cutter::new(refs.len(), layout.block_bytes(), self.options.ring_buffer_bytes);
+        let cutter = Cutter::new(refs.len(), stage_ends, self.options.ring_buffer_bytes);
         let layout = Arc::clone(layout);
         let (failed, started) = (Vec::new(), Instant::now());
         let mut job = Job {
@@ -155,6 +194,9 @@ impl CudaCopier {
             block_ids,
             after,
             cutter,
+            followed: stages.is_some(),
+            stages: Vec::new(),
+            stage_marks: Vec::new(),
             flights: 0,
             failed,
             bytes: 0,

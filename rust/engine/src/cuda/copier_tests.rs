@@ -29,7 +29,7 @@ pub(super) fn only(copier: &CudaCopier, job: u64) -> CopyDone {
     all.remove(0)
 }
 
-pub(super) fn until(what: &str, condition: impl Fn() -> bool) {
+pub(super) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
         assert!(started.elapsed() < MINUTE, "{what}");
@@ -37,7 +37,7 @@ pub(super) fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-fn refs(slots: impl IntoIterator<Item = u32>) -> Vec<BlockRef> {
+pub(super) fn refs(slots: impl IntoIterator<Item = u32>) -> Vec<BlockRef> {
     slots.into_iter().map(block).collect()
 }
 
@@ -46,7 +46,7 @@ fn stat(copier: &CudaCopier, name: &str) -> u64 {
 }
 
 /// Wait until everything is page-locked.
-fn register_all(copier: &CudaCopier, space: &FakeSpace) {
+pub(super) fn register_all(copier: &CudaCopier, space: &FakeSpace) {
     copier.register(NAMESPACE, PART).unwrap();
     until("segments are page-locked", || {
         let progress = copier.registration();
@@ -55,7 +55,7 @@ fn register_all(copier: &CudaCopier, space: &FakeSpace) {
 }
 
 /// Shapes whose fragments are aligned to `unit` bytes.
-fn shapes(random: &mut Random, unit: usize) -> Vec<(usize, usize)> {
+pub(super) fn shapes(random: &mut Random, unit: usize) -> Vec<(usize, usize)> {
     let equal = random.below(2) == 0;
     let first = (1 + random.below(5000 / unit)) * unit;
     (0..1 + random.below(7))
@@ -66,7 +66,7 @@ fn shapes(random: &mut Random, unit: usize) -> Vec<(usize, usize)> {
         .collect()
 }
 
-fn shuffled(count: u32, random: &mut Random) -> Vec<u32> {
+pub(super) fn shuffled(count: u32, random: &mut Random) -> Vec<u32> {
     let mut all: Vec<u32> = (0..count).collect();
     (0..all.len()).for_each(|index| all.swap(index, random.below(count as usize)));
     all

@@ -104,7 +104,10 @@ impl Engine {
             let outcome = catch_unwind(AssertUnwindSafe(|| self.advance()));
             let defect = || DriverError { call: "the transfer thread", code: 0, text: "a defect, see stderr".into() };
             match outcome.unwrap_or_else(|_| Err(defect())) {
-                Ok(over) => self.post(over),
+                Ok(over) => {
+                    self.publish();
+                    self.post(over);
+                }
                 Err(error) => self.lose(&error),
             }
         }
@@ -164,6 +167,17 @@ impl Engine {
         Ok(over)
     }
 
+    /// Tell of the stages that were queued.
+    fn publish(&mut self) {
+        let staged = self.lanes.iter_mut().flat_map(Lane::take_staged).collect::<Vec<_>>();
+        if !staged.is_empty() {
+            let mut board = self.shared.lock();
+            staged.iter().for_each(|staged| board.followed.publish(staged.job, &staged.events, staged.all));
+            drop(board);
+            self.shared.done.notify_all();
+        }
+    }
+
     fn post(&self, over: Vec<Job>) {
         if over.is_empty() {
             return;
@@ -171,7 +185,8 @@ impl Engine {
         self.tools.registration.activity().end_jobs(over.len());
         let mut board = self.shared.lock();
         for mut job in over {
-            job.after.take().into_iter().for_each(|event| self.tools.events.give(event));
+            let events = job.after.take().into_iter().chain(job.stages.drain(..)).chain(job.stage_marks.drain(..));
+            events.for_each(|event| self.tools.events.give(event));
             board.post(job);
         }
         drop(board);

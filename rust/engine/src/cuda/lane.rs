@@ -4,10 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::copy::JobId;
+use crate::limits::FOLLOWED_PIECES_MAX;
 use crate::slot_space::SlotSpace;
 
 use super::board::Job;
-use super::driver::{Driver, DriverError, DriverResult, Way};
+use super::driver::{Driver, DriverError, DriverResult, Event, Way};
 use super::events::EventPool;
 use super::options::CudaOptions;
 use super::plan::{Piece, PieceBlock, packed_stride};
@@ -41,6 +43,15 @@ struct Flight {
     failed: bool,
 }
 
+/// How far a followed job was handed to the device.
+pub(super) struct Staged {
+    pub(super) job: JobId,
+    /// One event per stage.
+    pub(super) events: Vec<Event>,
+    /// Whether no stage is left, and nothing failed.
+    pub(super) all: bool,
+}
+
 /// See the top of this file.
 pub(super) struct Lane {
     way: Way,
@@ -49,6 +60,7 @@ pub(super) struct Lane {
     /// A piece that has to wait for a ring buffer, and its job.
     waiting: Option<(u64, Piece)>,
     jobs: VecDeque<Job>,
+    staged: Vec<Staged>,
     /// Not before this, lest saves move more bytes than they may.
     paced_until: Option<Instant>,
     query_failed: bool,
@@ -62,6 +74,7 @@ impl Lane {
             flights: VecDeque::new(),
             waiting: None,
             jobs: VecDeque::new(),
+            staged: Vec::new(),
             paced_until: None,
             query_failed: false,
         })
@@ -89,6 +102,11 @@ impl Lane {
         Ok(over)
     }
 
+    /// Followed jobs that were handed to the device further than before.
+    pub(super) fn take_staged(&mut self) -> Vec<Staged> {
+        std::mem::take(&mut self.staged)
+    }
+
     /// Whether there is a job.
     pub(super) fn is_busy(&self) -> bool {
         !self.jobs.is_empty()
@@ -110,6 +128,7 @@ impl Lane {
             flight.trip.events().for_each(|event| events.give(event));
         }
         self.waiting = None;
+        self.staged.clear();
         let mut jobs: Vec<Job> = self.jobs.drain(..).collect();
         jobs.iter_mut().for_each(|job| {
             job.flights = 0;
@@ -183,7 +202,7 @@ impl Lane {
 
     /// Queue one piece. `false`: there is none, or not now.
     fn submit(&mut self, tools: &mut Tools) -> DriverResult<bool> {
-        if self.flights.len() >= self.route.pieces_max() || self.is_paced() {
+        if self.flights.len() >= self.pieces_max() || self.is_paced() {
             return Ok(false);
         }
         let Some((id, piece)) = self.waiting.take().or_else(|| self.next_piece(tools)) else { return Ok(false) };
@@ -193,7 +212,7 @@ impl Lane {
         }
         let mut trip = Trip::default();
         let failed = match self.route.queue(tools, job, &piece, &mut trip) {
-            Ok(true) => false,
+            Ok(true) => !mark_stage(&self.route, &tools.events, job, piece.stages, &mut self.staged),
             Ok(false) => {
                 self.waiting = Some((id, piece));
                 return Ok(false);
@@ -207,6 +226,13 @@ impl Lane {
         self.pace(&tools.options, piece.bytes());
         self.flights.push_back(Flight { job: id, piece, trip, failed });
         Ok(true)
+    }
+
+    /// Pieces on their way at most: nobody looks after a followed job's pieces one by one.
+    fn pieces_max(&self) -> usize {
+        let next = self.waiting.as_ref().map(|(id, _)| *id);
+        let job = self.jobs.iter().find(|job| next.map_or(job.cutter.has_more(), |id| job.id == id));
+        if job.is_some_and(|job| job.followed) { FOLLOWED_PIECES_MAX } else { self.route.pieces_max() }
     }
 
     fn pace(&mut self, options: &CudaOptions, bytes: usize) {
@@ -240,9 +266,24 @@ impl Lane {
                 None => job.failed.push(index as u32),
             }
         }
-        let last = cut.to == block_bytes;
-        Some((job.id, Piece { blocks, from: cut.from, to: cut.to, last, stride: packed_stride(cut.to - cut.from) }))
+        let (last, stages) = (cut.to == block_bytes, job.cutter.stages_cut());
+        let stride = packed_stride(cut.to - cut.from);
+        Some((job.id, Piece { blocks, from: cut.from, to: cut.to, last, stages, stride }))
     }
+}
+
+/// A piece was queued, and with it perhaps a stage of a followed job: put an event behind it. `false`: that failed.
+fn mark_stage(route: &Route, events: &EventPool, job: &mut Job, stages: usize, staged: &mut Vec<Staged>) -> bool {
+    if !job.followed || stages <= job.stages.len() {
+        return true;
+    }
+    if let Err(error) = route.mark_stage(events, job) {
+        job.fail_whole(error.to_string());
+        return false;
+    }
+    let all = !job.cutter.has_more() && job.failed.is_empty() && job.error.is_none();
+    staged.push(Staged { job: job.id, events: job.stages.clone(), all });
+    true
 }
 
 /// Bring what came by a ring buffer's partner to its slots, but not to slots that are no longer reserved for it.

@@ -12,6 +12,7 @@ mod device;
 mod driver;
 mod engine;
 mod events;
+mod followed;
 mod kernel_params;
 mod lane;
 mod library;
@@ -35,6 +36,8 @@ mod failure_tests;
 mod fake_driver;
 #[cfg(test)]
 mod fake_space;
+#[cfg(test)]
+mod followed_tests;
 #[cfg(test)]
 mod pool_tests;
 #[cfg(test)]

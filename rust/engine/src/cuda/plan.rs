@@ -19,12 +19,15 @@ pub(super) struct Cut {
     pub(super) to: usize,
 }
 
-/// Cuts a job into pieces that fit a ring buffer: whole blocks if they fit, else parts of one.
+/// Cuts a job into pieces that fit a ring buffer: as many blocks as fit, else parts of one. A job in stages moves the
+/// first bytes of all blocks before the next bytes of any.
 #[derive(Debug)]
 pub(super) struct Cutter {
     blocks: usize,
-    block_bytes: usize,
+    /// Where each stage ends within a block; the last is the block's end.
+    stage_ends: Vec<usize>,
     piece_bytes: usize,
+    stage: usize,
     next: usize,
     from: usize,
 }
@@ -35,39 +38,51 @@ pub(super) fn packed_stride(block_bytes: usize) -> usize {
 }
 
 impl Cutter {
-    pub(super) fn new(blocks: usize, block_bytes: usize, piece_bytes: usize) -> Self {
-        Self { blocks, block_bytes, piece_bytes, next: 0, from: 0 }
+    /// `stage_ends`: ascending ends of the stages within a block, the last of them the block's end.
+    pub(super) fn new(blocks: usize, stage_ends: Vec<usize>, piece_bytes: usize) -> Self {
+        let stage = if blocks == 0 { stage_ends.len() } else { 0 };
+        Self { blocks, stage_ends, piece_bytes, stage, next: 0, from: 0 }
     }
 
     /// Whether there is another piece.
     pub(super) fn has_more(&self) -> bool {
-        self.next < self.blocks
+        self.stage < self.stage_ends.len()
+    }
+
+    /// Stages that were cut to their end.
+    pub(super) fn stages_cut(&self) -> usize {
+        self.stage
     }
 
     /// The next piece.
     pub(super) fn cut(&mut self) -> Option<Cut> {
-        if !self.has_more() {
-            return None;
-        }
-        let (first, from) = (self.next, self.from);
-        let fitting = (self.piece_bytes / packed_stride(self.block_bytes)).min(LAUNCH_BLOCKS_MAX);
-        if fitting > 0 {
-            let count = fitting.min(self.blocks - first);
-            self.next += count;
-            return Some(Cut { first, count, from: 0, to: self.block_bytes });
-        }
-        let to = self.block_bytes.min(from + self.piece_bytes);
+        let stage_end = *self.stage_ends.get(self.stage)?;
+        let stage_begin = if self.stage == 0 { 0 } else { self.stage_ends[self.stage - 1] };
+        let (first, from) = (self.next, self.from.max(stage_begin));
+        let fitting = (self.piece_bytes / packed_stride(stage_end - stage_begin)).min(LAUNCH_BLOCKS_MAX);
+        let (count, to) = if fitting > 0 {
+            (fitting.min(self.blocks - first), stage_end)
+        } else {
+            (1, stage_end.min(from + self.piece_bytes))
+        };
         self.from = to;
-        if to == self.block_bytes {
-            (self.next, self.from) = (first + 1, 0);
+        if to == stage_end {
+            (self.next, self.from) = (first + count, 0);
         }
-        Some(Cut { first, count: 1, from, to })
+        if self.next == self.blocks {
+            (self.stage, self.next) = (self.stage + 1, 0);
+        }
+        Some(Cut { first, count, from, to })
     }
 
     /// Cut no more; the blocks that were not moved whole.
     pub(super) fn stop(&mut self) -> std::ops::Range<usize> {
-        let rest = self.next..self.blocks;
-        self.next = self.blocks;
+        let rest = match self.stage_ends.len() - self.stage {
+            0 => self.blocks..self.blocks,
+            1 => self.next..self.blocks,
+            _ => 0..self.blocks,
+        };
+        self.stage = self.stage_ends.len();
         rest
     }
 }
@@ -91,6 +106,8 @@ pub(super) struct Piece {
     pub(super) to: usize,
     /// Whether its blocks are complete with it.
     pub(super) last: bool,
+    /// Stages of its job that are complete with it.
+    pub(super) stages: usize,
     /// Distance of its packed blocks.
     pub(super) stride: usize,
 }
@@ -191,7 +208,11 @@ mod tests {
     use crate::copy::Region;
 
     fn cuts(blocks: usize, block_bytes: usize, piece_bytes: usize) -> Vec<(usize, usize, usize, usize)> {
-        let mut cutter = Cutter::new(blocks, block_bytes, piece_bytes);
+        staged_cuts(blocks, &[block_bytes], piece_bytes)
+    }
+
+    fn staged_cuts(blocks: usize, stage_ends: &[usize], piece_bytes: usize) -> Vec<(usize, usize, usize, usize)> {
+        let mut cutter = Cutter::new(blocks, stage_ends.to_vec(), piece_bytes);
         std::iter::from_fn(|| cutter.cut()).map(|cut| (cut.first, cut.count, cut.from, cut.to)).collect()
     }
 
@@ -221,15 +242,46 @@ mod tests {
 
     #[test]
     fn a_stopped_cutter_says_what_is_left() {
-        let mut cutter = Cutter::new(5, 4096, 8192);
+        let mut cutter = Cutter::new(5, vec![4096], 8192);
         cutter.cut();
         assert_eq!(cutter.stop(), 2..5);
         assert!(cutter.cut().is_none());
+        assert!(cutter.stop().is_empty());
+    }
+
+    #[test]
+    fn stages_come_one_after_the_other() {
+        let expected = [(0, 2, 0, 100), (2, 1, 0, 100), (0, 2, 100, 200), (2, 1, 100, 200)];
+        assert_eq!(staged_cuts(3, &[100, 200], 256), expected);
+        let large =
+            [(0, 1, 0, 256), (1, 1, 0, 256), (0, 1, 256, 512), (0, 1, 512, 600), (1, 1, 256, 512), (1, 1, 512, 600)];
+        assert_eq!(staged_cuts(2, &[256, 600], 256), large);
+        assert_eq!(staged_cuts(0, &[100, 200], 256), []);
+    }
+
+    #[test]
+    fn a_stage_is_cut_with_its_last_piece() {
+        let mut cutter = Cutter::new(3, vec![100, 200], 256);
+        let mut stages = vec![cutter.stages_cut()];
+        while cutter.cut().is_some() {
+            stages.push(cutter.stages_cut());
+        }
+        assert_eq!(stages, [0, 0, 1, 1, 2]);
+    }
+
+    #[test]
+    fn no_block_is_whole_before_the_last_stage() {
+        let mut cutter = Cutter::new(3, vec![100, 200], 256);
+        cutter.cut();
+        assert_eq!(cutter.stop(), 0..3);
+        let mut cutter = Cutter::new(3, vec![100, 200], 256);
+        (0..3).for_each(|_| drop(cutter.cut()));
+        assert_eq!(cutter.stop(), 2..3);
     }
 
     fn piece(slots: &[usize], from: usize, to: usize) -> Piece {
         let block = |(index, &slot)| PieceBlock { index, id: index as u32, slot };
-        Piece { blocks: slots.iter().enumerate().map(block).collect(), from, to, last: true, stride: 4096 }
+        Piece { blocks: slots.iter().enumerate().map(block).collect(), from, to, last: true, stages: 1, stride: 4096 }
     }
 
     #[test]

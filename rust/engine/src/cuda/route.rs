@@ -103,6 +103,16 @@ impl Route {
         self.ring.close();
     }
 
+    /// Add an event behind all that was queued so far to the stages of a job.
+    pub(super) fn mark_stage(&self, events: &EventPool, job: &mut Job) -> DriverResult<()> {
+        for stream in &self.copy_streams {
+            let copied = self.mark(events, *stream, &mut job.stage_marks)?;
+            self.driver.wait(self.kernel_stream, copied)?;
+        }
+        self.mark(events, self.kernel_stream, &mut job.stages)?;
+        Ok(())
+    }
+
     /// The trip is over: its ring buffer is free.
     pub(super) fn release(&mut self, trip: &Trip) {
         if let Some((index, event)) = trip.ring {
