@@ -15,6 +15,7 @@ from pegaflow.errors import InvalidArgument
 PREFIX = "pegaflow."
 MODES = ("read_write", "save_only")
 TRANSFER_BACKENDS = ("auto", "staged", "direct", "kernel")
+LAYERWISE = ("auto", "on", "off")
 LOAD_TIMEOUT_SECONDS_MIN = 30.0
 CUDA_CTAS_MAX = 1024
 CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX = 6 << 20, 6 << 30
@@ -81,6 +82,9 @@ class ConnectorConfig:
     """Device memory that copies go through, beside vLLM's KV cache."""
     save_bytes_per_second_max: int = 0
     """What saves of one GPU move at most; 0: as fast as they can."""
+    layerwise: str = "auto"
+    """Whether a request on a GPU may run layer by layer behind its own load: ``"auto"`` (when nothing else runs),
+    ``"on"`` or ``"off"``."""
     load_timeout_seconds: float = 120.0
     """A load that takes longer is reported in the log and the metrics; it is never abandoned half-way."""
     instance_id: str | None = None
@@ -173,6 +177,7 @@ _OPTIONS = {
     "cuda_ctas": _Option("cuda_ctas", _whole(1, CUDA_CTAS_MAX)),
     "cuda_ring_size": _Option("cuda_ring_bytes", _size_within(CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX)),
     "save_rate_max": _Option("save_bytes_per_second_max", _size_within(SAVE_RATE_BYTES_MIN)),
+    "layerwise": _Option("layerwise", _one_of(LAYERWISE)),
 }
 
 

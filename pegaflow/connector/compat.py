@@ -6,7 +6,7 @@ no save, or a wait.
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -205,6 +205,32 @@ def skips_reading(request: Any) -> bool:
     if flag is not None:
         return bool(flag)
     return getattr(request.sampling_params, "prompt_logprobs", None) is not None
+
+
+def names_layers(vllm_config: Any) -> bool:
+    """Whether vLLM names each attention layer before it runs and begins each step with a call that brings our plan, on
+    one stream of one pipeline rank."""
+    import inspect
+
+    base = inspect.signature(kv_base.KVConnectorBase_V1.handle_preemptions).parameters
+    parallel = vllm_config.parallel_config
+    micro_batches = getattr(parallel, "enable_dbo", False) or getattr(parallel, "use_ubatching", False)
+    return "kv_connector_metadata" in base and int(parallel.pipeline_parallel_size) == 1 and not micro_batches
+
+
+def reads_unasked(scheduler_output: Any, vllm_config: Any, landing: Collection[str]) -> bool:
+    """Whether a step may read blocks without naming layers: in a graph of the whole model, or while it gets the blocks
+    of a request ready that is not one of ``landing``."""
+    begin = {new.req_id for new in scheduler_output.scheduled_new_reqs}
+    begin |= set(getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()))
+    graph_mode = getattr(vllm_config.compilation_config, "cudagraph_mode", None)
+    if begin - set(landing) or graph_mode is None:
+        return True
+    full = type(graph_mode).FULL
+    if graph_mode.mixed_mode() == full:
+        return True
+    counts = scheduler_output.num_scheduled_tokens.values()
+    return graph_mode.decode_mode() == full and max(counts, default=0) <= 1
 
 
 def ended_in_error(request: Any) -> bool:

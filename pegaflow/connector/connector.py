@@ -160,7 +160,9 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             return StepPlan()
         runs_model = scheduler_output.total_num_scheduled_tokens > 0
         scheduled = partial(compat.scheduled_requests, scheduler_output, scheduler.table)
-        return scheduler.plan(scheduled, runs_model)
+        return scheduler.plan(
+            scheduled, runs_model, lambda landing: compat.reads_unasked(scheduler_output, self._vllm_config, landing)
+        )
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers finished."""
@@ -224,8 +226,16 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         if self._worker is not None:
             self._guard.run("start_load_kv", None, partial(self._worker.start_loads, self._plan()))
 
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """A step begins. (vLLM calls this before everything else, whether it preempts or not.)"""
+        if self._worker is not None and isinstance(kv_connector_metadata, StepPlan):
+            start = partial(self._worker.start_step, kv_connector_metadata)
+            self._guard.run("handle_preemptions", None, start)
+
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads complete before their request is scheduled; no layer has to wait."""
+        """Keep a layer behind the loads that it reads from, on the device; see ``following``."""
+        if self._worker is not None and self._worker.listens:
+            self._guard.run("wait_for_layer_load", None, partial(self._worker.layer_needed, layer_name))
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Blocks are saved as a whole after the forward pass."""
@@ -288,6 +298,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             self._recorder,
             ranks=ranks,
             settle=compat.nobody_steps_when_idle(),
+            names_layers=compat.names_layers(vllm_config),
             bypasses=partial(compat.bypasses_cache, media_numbered=compat.numbers_media(vllm_config)),
         )
         self._store.prepare()

@@ -7,7 +7,7 @@ waits for it; and never before its last copy has ended, since vLLM then reuses t
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from pegaflow.connector.metadata import GroupBlocks, PoolAddress, Rank
 from pegaflow.errors import InvalidArgument, PoolBusy
@@ -15,6 +15,7 @@ from pegaflow.errors import InvalidArgument, PoolBusy
 if TYPE_CHECKING:
     from pegaflow._native import CopyDone, KVLayout, Pool
     from pegaflow.connector.early import EarlyStart
+    from pegaflow.connector.device import DeviceCopier
 
 WAIT_MS = 50
 
@@ -78,6 +79,10 @@ class Task:
     """Failed refs whose slots the copy itself found to be unusable."""
     failed_blocks: set[int] = field(default_factory=set)
     ok: bool = True
+    stage_ends: tuple[int, ...] = ()
+    """Of a load that vLLM may go on with before it is over."""
+    followed: int | None = None
+    """The copy of such a load once vLLM was told to go on."""
 
     def fail(self, refs: Sequence[int], block_ids: Sequence[int]) -> None:
         """Book blocks that were not copied."""
@@ -98,6 +103,8 @@ class Copies:
         """``groups``: vLLM's numbers of the KV cache groups, in the order of ``address.parts``."""
         self._pool = pool
         self._copier = copier
+        self.staged = cast("DeviceCopier", copier) if hasattr(copier, "wait_stage") else None
+        """The same copier, if its loads can be followed."""
         self._parts = dict(zip(groups, address.parts[rank], strict=True))
         self._saves = rank in address.savers
         self._registered: set[tuple[int, bytes, tuple[int, ...]]] = set()
@@ -190,6 +197,21 @@ class Copies:
         """Jobs that ended since the last call. Never waits."""
         for done in self._copier.poll():
             self._book(done)
+        return self._take_ended()
+
+    def take_queued(self) -> list[Task]:
+        """Loads of which all was handed to the device since the last call, and which did not end yet."""
+        if self.staged is None:
+            return []
+        queued = []
+        for copy in self.staged.take_queued():
+            task, _ = self._in_flight[copy]
+            if task.copies == 1 and not task.waiting and task.ok:
+                task.followed = copy
+                queued.append(task)
+        return queued
+
+    def _take_ended(self) -> list[Task]:
         ended, self._ended = self._ended, []
         return ended
 
@@ -208,6 +230,10 @@ class Copies:
                 self._book(done)
         return not self._copier.in_flight()
 
+    def blocks_in_flight(self) -> set[int]:
+        """Ids of the blocks that loads may still write."""
+        return {block for task, (_, _, ids) in self._in_flight.values() if task.load is not None for block in ids}
+
     def close(self) -> None:
         """Finish what is queued and leave the pool."""
         self._copier.close()
@@ -221,8 +247,7 @@ class Copies:
             try:
                 if part is None or group not in layouts:
                     raise InvalidArgument(f"KV cache group {group} is not mapped on this rank.")
-                submit = self._copier.save if task.load is None else self._copier.load
-                copy = submit(part, layouts[group], refs, block_ids)
+                copy = self._submit(task, part, layouts[group], refs, block_ids)
             except PoolBusy:
                 if task.load is not None:
                     self._backlog.append(task)
@@ -239,6 +264,13 @@ class Copies:
                 self._in_flight[copy] = (task, task.waiting[0])
             task.waiting.pop(0)
         self._end_if_idle(task)
+
+    def _submit(self, task: Task, part: int, layout: "KVLayout", refs: Sequence[int], block_ids: Sequence[int]) -> int:
+        if task.load is None:
+            return self._copier.save(part, layout, refs, block_ids)
+        if task.stage_ends and self.staged is not None and len(task.waiting) == 1:
+            return self.staged.load(part, layout, refs, block_ids, task.stage_ends)
+        return self._copier.load(part, layout, refs, block_ids)
 
     def _book(self, done: "CopyDone") -> None:
         task, (_, refs, block_ids) = self._in_flight.pop(done.job)

@@ -73,11 +73,27 @@ class DeviceCopier:
 
     def save(self, part: int, layout: "KVLayout", refs: Sequence[int], block_ids: Sequence[int]) -> int:
         """Start copying blocks into reserved slots, behind the kernels that fill them."""
-        return self._copier.save(part, layout, refs, block_ids, self._stream())
+        return self._copier.save(part, layout, refs, block_ids, self.stream())
 
-    def load(self, part: int, layout: "KVLayout", refs: Sequence[int], block_ids: Sequence[int]) -> int:
-        """Start copying leased slots into blocks, behind the kernels that may still read what the blocks held."""
-        return self._copier.load(part, layout, refs, block_ids, self._stream())
+    def load(
+        self,
+        part: int,
+        layout: "KVLayout",
+        refs: Sequence[int],
+        block_ids: Sequence[int],
+        stage_ends: Sequence[int] | None = None,
+    ) -> int:
+        """Start copying leased slots into blocks, behind the kernels that may still read what the blocks held; in
+        stages that streams can wait for if ``stage_ends`` says where in a block they end."""
+        return self._copier.load(part, layout, refs, block_ids, self.stream(), stage_ends)
+
+    def take_queued(self) -> list[int]:
+        """Loads in stages of which all was handed to the device since the last call."""
+        return self._copier.take_queued()
+
+    def wait_stage(self, copy: int, stage: int, stream: int) -> None:
+        """Let a stream wait for a stage of a load."""
+        self._copier.wait_stage(copy, stage, stream)
 
     def poll(self) -> "list[CopyDone]":
         """Jobs that completed since the last call."""
@@ -99,5 +115,6 @@ class DeviceCopier:
         """Finish and stop."""
         self._copier.close()
 
-    def _stream(self) -> int:
+    def stream(self) -> int:
+        """The stream that vLLM's work goes to at the moment."""
         return int(self._current_stream(self._device).cuda_stream)

@@ -6,7 +6,7 @@ nothing is guessed from the model's configuration. What is not understood to the
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -45,6 +45,8 @@ class GroupLayout:
 
     regions: tuple[Region, ...]
     digest: str
+    layer_ends: tuple[tuple[str, int], ...] = ()
+    """Each layer's name and where its bytes end in a block."""
 
     @property
     def part_bytes(self) -> int:
@@ -70,25 +72,38 @@ def group_layout(layers: Sequence[LayerTensor], blocks: int, meaning: Sequence[s
     regions: list[Region] = []
     description: list[object] = list(meaning)
     seen: set[object] = set()
+    names: list[tuple[str, list[Region]]] = []
     for layer in layers:
         view = (layer.address, layer.shape, layer.strides, layer.item_bytes)
+        fragments = layer_regions(layer, blocks)
+        names.append((layer.name, fragments))
         if view in seen:
             continue
         seen.add(view)
-        fragments = layer_regions(layer, blocks)
         regions.extend(fragments)
         inner_shape, inner_order = _block_form(layer, blocks)
         lengths = [length for _, _, length in fragments]
         description.append([layer.name, layer.dtype, layer.item_bytes, inner_shape, inner_order, lengths])
     if _overlap(regions, blocks):
         raise LayoutError(f"layers {layers[0].name} to {layers[-1].name} share some of their bytes but not all")
-    merged, by_address = merge_regions(regions), sorted(regions)
+    merged, ordered, by_address = merge_regions(regions), regions, sorted(regions)
     if len(merge_regions(by_address)) < len(merged):
-        merged = merge_regions(by_address)
+        merged, ordered = merge_regions(by_address), by_address
         places = {region: place for place, region in enumerate(regions)}
         description.append([places[region] for region in by_address])
     digest = hashlib.sha256(json.dumps(description).encode()).hexdigest()
-    return GroupLayout(tuple(merged), digest)
+    return GroupLayout(tuple(merged), digest, tuple(_layer_ends(names, ordered)))
+
+
+def _layer_ends(names: Iterable[tuple[str, list[Region]]], ordered: Iterable[Region]) -> Iterator[tuple[str, int]]:
+    """Each layer's name and where its last byte lies in a block whose regions are in this order."""
+    ends: dict[Region, int] = {}
+    offset = 0
+    for region in ordered:
+        offset += region[2]
+        ends[region] = offset
+    for name, fragments in names:
+        yield name, max(ends[fragment] for fragment in fragments)
 
 
 def layer_regions(layer: LayerTensor, blocks: int) -> list[Region]:

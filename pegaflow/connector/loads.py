@@ -3,9 +3,11 @@
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pegaflow.connector.geometry import Geometry, GroupKind
+from pegaflow.connector.landing import Landing, Landings
 from pegaflow.connector.log import logger
 from pegaflow.connector.matching import Match, Need, find_match, needs_of
 from pegaflow.connector.metadata import GroupBlocks, LoadJob, LoadOutcome
@@ -32,11 +34,18 @@ class Loads:
     """Offers and load jobs of all requests."""
 
     def __init__(
-        self, geometry: Geometry, store: Store, table: RequestTable, recorder: Recorder, overdue_seconds: float
+        self,
+        geometry: Geometry,
+        store: Store,
+        table: RequestTable,
+        landings: Landings,
+        recorder: Recorder,
+        overdue_seconds: float,
     ) -> None:
         self._geometry = geometry
         self._store = store
         self._table = table
+        self._landings = landings
         self._recorder = recorder
         self._overdue_seconds = overdue_seconds
         self._jobs: list[LoadJob] = []
@@ -53,6 +62,8 @@ class Loads:
             self._release(self._table.withdraw(state))
         if state.phase is not Phase.QUEUED or not state.may_load:
             return MISS
+        if state.request.request_id in self._landings:
+            return ASK_AGAIN  # preempted while its blocks were arriving; that takes no longer than a copy
         namespaces = self._store.namespaces()
         if namespaces is None:
             return ASK_AGAIN if self._store.worth_waiting() else MISS
@@ -89,7 +100,10 @@ class Loads:
             if blocks is None:
                 blocks = self._blocks_given_up(offer, tables)
             self._table.start_load(state, time.monotonic())
-            self._jobs.append(LoadJob(state.request.request_id, blocks, doomed))
+            job = LoadJob(state.request.request_id, blocks, doomed)
+            self._jobs.append(job)
+        if not doomed and self._landings.hold(state, [block for _, _, ids in blocks for block in ids]):
+            self._jobs[-1] = replace(job, follow=True)
 
     def take_jobs(self) -> tuple[LoadJob, ...]:
         """Jobs for the workers; each is handed out once."""
@@ -98,29 +112,43 @@ class Loads:
 
     def reported(self, request_id: str, outcome: LoadOutcome) -> None:
         """Remember what some ranks say of a load that others may still be busy with."""
+        if request_id in self._landings:
+            landing = self._landings.reported(request_id, outcome)
+            if landing is not None:
+                self._conclude(landing)
+            return
         state = self._table.get(request_id)
         if state is not None and state.phase in (Phase.LOADING, Phase.ORPHANED):
             known = state.load_outcome
             state.load_outcome = known.merge(outcome) if known else outcome
 
     def finished(self, request_id: str) -> None:
-        """All ranks are done with the load of a request. Other connectors' requests are ignored."""
+        """vLLM goes on with a request: all ranks are done with its load, or it may be followed.
+
+        Other connectors' requests are ignored."""
         state = self._table.get(request_id)
         offer = state.offer if state else None
         ended = self._table.end_load(request_id)
         if ended is None or offer is None:
             return
         state, refs = ended
-        outcome = state.load_outcome or LoadOutcome(True, frozenset(), time.monotonic() - state.load_started)
+        landing = self._landings.begin(state, offer, refs)
+        if landing is not None:
+            self._conclude(landing)
+
+    def _conclude(self, landing: Landing) -> None:
+        state = landing.state
+        self._landings.let_go(landing)
+        outcome = landing.outcome or LoadOutcome(True, frozenset(), time.monotonic() - state.load_started)
         if outcome.ok:
             self._recorder.count("load_success")
             self._recorder.observe("load_duration_seconds", outcome.seconds)
-            self._recorder.observe("load_blocks", len(refs))
+            self._recorder.observe("load_blocks", len(landing.refs))
         else:
             self._recorder.count("load_failure")
             state.may_load = False
-            self._remember_bad(state, offer, outcome.failed)
-        self._release(refs)
+            self._remember_bad(state, landing.offer, outcome.failed)
+        self._release(landing.refs)
 
     def void_offers(self) -> None:
         """The cache was reset: what is on offer must not be loaded any more, and what was bad is gone."""

@@ -37,6 +37,9 @@ class LoadJob:
     blocks: tuple[GroupBlocks, ...]
     doomed: bool = False
     """Copy nothing and report the load as failed, so that vLLM recomputes. There are no refs then, but block ids."""
+    follow: bool = False
+    """Whether vLLM may go on with the request before the copy is over, its forward pass layer by layer behind it. The
+    scheduler half holds the blocks until the ranks report the load."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class StepPlan:
     """False in a step without a forward pass, in which vLLM may leave out the hook that starts saves."""
     settle: bool = False
     """Whether nobody steps the engine once it is idle, so that this step has to wait for its own copies."""
+    unasked: bool = False
+    """Whether this step may read blocks without naming the layers that it reads."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +108,13 @@ class LoadOutcome:
     failed: frozenset[int]
     """Refs that could not be copied by at least one of them; may be empty if the load failed as a whole."""
     seconds: float
+    ranks: int = 1
 
     def merge(self, other: "LoadOutcome") -> "LoadOutcome":
         """Outcome on the ranks of both."""
         ok = self.ok and other.ok
-        return LoadOutcome(ok, self.failed | other.failed, max(self.seconds, other.seconds))
+        seconds = max(self.seconds, other.seconds)
+        return LoadOutcome(ok, self.failed | other.failed, seconds, self.ranks + other.ranks)
 
 
 @dataclass

@@ -33,6 +33,22 @@ class Pins:
         self.count_max = max(blocks // PINNED_SHARE_MAX, min(PINNED_MIN, blocks // 4))
 
     @property
+    def bound(self) -> bool:
+        """Whether blocks can be held at all."""
+        return self._pool is not None
+
+    def hold(self, block_ids: Sequence[int]) -> list[Any]:
+        """Hold blocks of a request that is being loaded. They do not count: the request has them anyway."""
+        blocks = [self._pool.blocks[block_id] for block_id in block_ids]
+        self._pool.touch(blocks)
+        return blocks
+
+    def let_go(self, blocks: list[Any]) -> None:
+        """End a ``hold``; the last of a chain is reused first."""
+        if blocks:
+            self._pool.free_blocks(list(reversed(blocks)))
+
+    @property
     def room(self) -> int:
         """How many more blocks may be pinned."""
         return max(0, self.count_max - self.count)
@@ -49,7 +65,7 @@ class Pins:
         """Let go of blocks; the last of a chain is reused first."""
         if blocks:
             self.count -= len(blocks)
-            self._pool.free_blocks(list(reversed(blocks)))
+            self.let_go(blocks)
 
 
 def frees_soon(oldest_started: float | None) -> bool:

@@ -73,6 +73,8 @@ class RequestState:
     """Block table as far as reconstructed, where vLLM does not hand it out."""
     load_outcome: LoadOutcome | None = None
     """What the ranks that are done reported of the load in flight."""
+    held: list[Any] = field(default_factory=list)
+    """Blocks of vLLM's block pool that are held for a load that vLLM may go on with before it is over."""
     load_started: float = 0.0
     load_overdue: bool = False
 

@@ -12,6 +12,7 @@ from typing import Any
 from pegaflow.config import ConnectorConfig
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.guard import Guard
+from pegaflow.connector.landing import Landings
 from pegaflow.connector.loads import MISS, Answer, Loads
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import PoolAddress, RankReport, SaveJob, StepPlan
@@ -39,9 +40,11 @@ class SchedulerHalf:
         ranks: int,
         settle: bool = False,
         bypasses: Callable[[Any], bool] = lambda request: False,
+        names_layers: bool = False,
     ) -> None:
         """``ranks``: workers that report each job. ``settle``: see ``StepPlan.settle``. ``bypasses``: tells requests
-        that must be left alone."""
+        that must be left alone. ``names_layers``: whether vLLM names each layer before it runs, so that forward passes
+        can follow loads."""
         self.table = RequestTable()
         self._config = config
         self._geometry = geometry
@@ -55,7 +58,9 @@ class SchedulerHalf:
         self._announced: PoolAddress | None = None
         self._guard = Guard(recorder, store.turn_off)
         overdue_seconds = config.load_timeout_seconds
-        self._loads = Loads(geometry, store, self.table, recorder, overdue_seconds)
+        possible = names_layers and len(geometry.groups) == 1 and not geometry.lookahead
+        self._landings = Landings(self.table, self._pins, ranks, config.layerwise, possible)
+        self._loads = Loads(geometry, store, self.table, self._landings, recorder, overdue_seconds)
         self._saves = Saves(geometry, store, self._pins, recorder, ranks, overdue_seconds)
 
     def bind_block_pool(self, block_pool: Any) -> None:
@@ -80,18 +85,28 @@ class SchedulerHalf:
         state.computed_seen = 0
         self._loads.allocated(state, self._select(tables) if external_tokens > 0 else (), external_tokens)
 
-    def plan(self, scheduled: Callable[[], Scheduled], runs_model: bool) -> StepPlan:
-        """What the workers have to do in this step. Loads are never lost, whatever goes wrong with saves."""
+    def plan(
+        self,
+        scheduled: Callable[[], Scheduled],
+        runs_model: bool,
+        unasked: Callable[[Collection[str]], bool] = lambda request_ids: False,
+    ) -> StepPlan:
+        """What the workers have to do in this step. Loads are never lost, whatever goes wrong with saves.
+
+        ``unasked``: whether the step may read blocks without naming layers, given the requests that are landing."""
         loads = self._loads.take_jobs()
         saves = self._saves.take_late()
         if not self._was_idle():
             self._guard.run("watching copies", None, self._watch)
         if self._bound and not self._store.off:
             self._guard.run("planning saves", None, lambda: self._plan_saves(scheduled(), saves))
+        whole = len(self._landings) > 0 and self._guard.run(
+            "looking at a step", True, lambda: unasked(self._landings.request_ids)
+        )
         if not loads and not saves and self._store.address() == self._announced:
-            return StepPlan(runs_model=runs_model)
+            return StepPlan(runs_model=runs_model, unasked=whole)
         self._announced = self._store.address()
-        return StepPlan(self._store.address(), loads, tuple(saves), runs_model, self._settle)
+        return StepPlan(self._store.address(), loads, tuple(saves), runs_model, self._settle, whole)
 
     def update(self, report: RankReport | None, received: Collection[str]) -> None:
         """Take what the workers finished: ``report`` of some or all ranks, ``received``: loads that all ranks ended."""
@@ -128,7 +143,7 @@ class SchedulerHalf:
 
     def has_pending_saves(self) -> bool:
         """Whether vLLM has to keep stepping so that saves come to their end."""
-        return self._saves.pending > 0
+        return self._saves.pending > 0 or len(self._landings) > 0
 
     def frees_soon(self) -> bool:
         """Whether vLLM may wait a step for pinned blocks instead of preempting a request."""
@@ -145,7 +160,7 @@ class SchedulerHalf:
         self._loads.void_offers()
         self._saves.forget_keys()
         done = self._store.reset()
-        return done and self.table.loading == 0
+        return done and self.table.loading == 0 and not self._landings
 
     def shutdown(self) -> None:
         """Leave the pool. What is still being copied is never published. Idempotent."""

@@ -4,11 +4,12 @@ One rank of one engine. vLLM calls from one thread; the copies run on the engine
 step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pegaflow.connector.copies import Copies, NativeTypes, Task
 from pegaflow.connector.early import EarlyStart
+from pegaflow.connector.following import Follower, StagedCopier
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.layout import GroupLayout
 from pegaflow.connector.log import logger
@@ -54,6 +55,7 @@ class WorkerHalf:
         self._device = "cpu"
         self._problem: str | None = "the KV caches of a worker were never registered."
         self._problem_reported = False
+        self._follower: Follower | None = None
         self._loads_started: StepPlan | None = None
         self._saves_started: StepPlan | None = None
         self._ended: list[Task] = []
@@ -66,6 +68,8 @@ class WorkerHalf:
         """Take the caches: regions by group in the order of groups, whatever keeps their memory alive, and the device
         that they are on (``"cpu"`` or ``"cuda:0"``)."""
         self._group_layouts, self._device = dict(layouts), device
+        only = next(iter(layouts.values())) if len(layouts) == 1 and self._by_block else None
+        self._follower = Follower(only.layer_ends) if only is not None else None
         self._blocks, self._keep_alive, self._problem = blocks, keep_alive, None
         self.restore()
 
@@ -119,7 +123,27 @@ class WorkerHalf:
         if self._copies is not None and plan.runs_model:
             self._copies.set_stepping(True)
         for job in plan.loads:
-            self._start(Task(load=job.request_id), job.blocks, plan.pool, doomed=job.doomed)
+            task = Task(load=job.request_id)
+            if job.follow and self._follower is not None and self._follower.ready:
+                task.stage_ends = self._follower.stage_ends
+            self._start(task, job.blocks, plan.pool, doomed=job.doomed)
+
+    def start_step(self, plan: StepPlan) -> None:
+        """A step begins, before anything of it is queued on the device."""
+        follower = self._follower
+        if plan.unasked and follower is not None:
+            self._follow(lambda: follower.everything(self._staged()))
+
+    @property
+    def listens(self) -> bool:
+        """Whether ``layer_needed`` has to be called; it costs less not to."""
+        return self._follower is not None and self._follower.listens
+
+    def layer_needed(self, name: str) -> None:
+        """An attention layer is about to run: it has to stay behind the loads that vLLM was told to go on with."""
+        follower = self._follower
+        if follower is not None:
+            self._follow(lambda: follower.layer(name, self._staged()))
 
     def start_saves(self, plan: StepPlan) -> None:
         """Start the plan's saves, once; the forward pass has filled their blocks."""
@@ -132,14 +156,15 @@ class WorkerHalf:
     def poll(self, settle: bool = False) -> tuple[set[str], set[str]]:
         """``(ended, failed)`` loads since the last call, the failed ones in both. ``settle``: wait for saves."""
         copies = self._copies
+        received: set[str] = set()
         if copies is not None:
             copies.set_stepping(False)
             self._guard.run("starting loads", None, lambda: copies.retry(self._layouts))
             if settle:
                 copies.settle(SETTLE_SECONDS_MAX)
+            received |= self._take_queued(copies)
             self._ended += copies.poll()
             self._problem = self._problem or copies.problem()
-        received: set[str] = set()
         failed: set[str] = set()
         ended, self._ended = self._ended, []
         for task in ended:
@@ -148,7 +173,10 @@ class WorkerHalf:
             elif task.load is not None:
                 # What merely could not be started says nothing against the slots.
                 self._report.loads[task.load] = LoadOutcome(task.ok, frozenset(task.bad_refs), task.seconds)
-                received.add(task.load)
+                if task.followed is None:
+                    received.add(task.load)
+                elif self._follower is not None:
+                    self._follower.close(task.followed)
                 if not task.ok:
                     failed.add(task.load)
                     self._invalid_blocks |= task.failed_blocks if self._by_block else set()
@@ -171,6 +199,27 @@ class WorkerHalf:
             return None
         report, self._report = self._report, RankReport()
         return report
+
+    def _take_queued(self, copies: Copies) -> set[str]:
+        queued = set()
+        for task in copies.take_queued():
+            if self._follower is not None and task.followed is not None and task.load is not None:
+                self._follower.open(task.followed)
+                queued.add(task.load)
+        return queued
+
+    def _staged(self) -> StagedCopier | None:
+        return self._copies.staged if self._copies is not None else None
+
+    def _follow(self, wait: Callable[[], None]) -> None:
+        """Let the device wait. If it does not take that, the caller waits: what follows needs the bytes."""
+        try:
+            wait()
+        except Exception as error:
+            self._guard.note("following a load", error)
+            if self._copies is not None and not self._copies.drain(DRAIN_SECONDS_MAX):
+                self._problem = "a load that the model needs does not end."
+                self._invalid_blocks |= self._copies.blocks_in_flight()
 
     def _start(
         self, task: Task, blocks: tuple[GroupBlocks, ...], address: PoolAddress | None, doomed: bool = False

@@ -275,7 +275,7 @@ mod tests {
         cutter.cut();
         assert_eq!(cutter.stop(), 0..3);
         let mut cutter = Cutter::new(3, vec![100, 200], 256);
-        (0..3).for_each(|_| drop(cutter.cut()));
+        (0..3).for_each(|_| _ = cutter.cut());
         assert_eq!(cutter.stop(), 2..3);
     }
 
