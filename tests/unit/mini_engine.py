@@ -7,7 +7,7 @@ Caches are in host memory, or wherever ``memory`` puts them.
 import ctypes
 import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -107,10 +107,12 @@ class MiniEngine:
         blocks: int = 64,
         native: NativeTypes | None = None,
         memory: Any = HostMemory,
+        layers: int = 1,
         **options: Any,
     ) -> None:
         """``native``: the engine's own types, with ``pool`` one of its pools; by default all of it is faked.
-        ``memory``: where caches are, see ``HostMemory``."""
+        ``memory``: where caches are, see ``HostMemory``. ``layers``: of each group; a model of several names each
+        before it reads its bytes."""
         self._memory_type = memory
         self.geometry, self.ranks, self.blocks = geometry, ranks, blocks
         self.pool = pool or FakePool()
@@ -118,6 +120,9 @@ class MiniEngine:
         self.recorder = Recorder()
         self.identity = FakeIdentity()
         self.chunk_tokens = 12
+        self.layers = layers
+        self.unasked = False
+        """Whether steps read blocks without naming layers, as in a graph of the whole model."""
         self.before_workers: Callable[[], None] = lambda: None
         """Called in each step when it is planned but no worker has heard of it."""
         config = ConnectorConfig(**options)
@@ -131,6 +136,7 @@ class MiniEngine:
             self.recorder,
             ranks=ranks,
             bypasses=lambda request: bool(request.lora_request),
+            names_layers=layers > 1,
         )
         self.scheduler.bind_block_pool(self.block_pool)
         self.copiers: list[FakeCopier] = []
@@ -155,9 +161,19 @@ class MiniEngine:
         for group in self.geometry.groups:
             cache = self._memory_type(self.blocks * part_bytes)
             caches.append(cache)
-            shape = (self.blocks, part_bytes)
-            tensor = LayerTensor(f"layer{group.index}", cache.address, shape, (part_bytes, 1), 1, "int8")
-            layouts[group.index] = group_layout([tensor], self.blocks)
+            size = part_bytes // self.layers
+            tensors = [
+                LayerTensor(
+                    f"group{group.index}.layer{layer}",
+                    cache.address + layer * self.blocks * size,
+                    (self.blocks, size),
+                    (size, 1),
+                    1,
+                    "int8",
+                )
+                for layer in range(self.layers)
+            ]
+            layouts[group.index] = group_layout(tensors, self.blocks)
         self.memory.append(caches)
         worker.register(layouts, self.blocks, caches, self._memory_type.device)
         return worker
@@ -204,6 +220,7 @@ class MiniEngine:
                 (state, partial(list, tables), after) for state, tables, after in states if state and not state.bypass
             ],
             bool(scheduled),
+            lambda landing: self.unasked or bool({r.request_id for r in scheduled} - set(landing)),
         )
         self.plans.append(plan)
         for request, count in scheduled.items():
@@ -268,9 +285,9 @@ class MiniEngine:
         failed: set[str] = set()
         invalid: set[int] = set()
         for rank, worker in enumerate(self.workers):
-            for request in scheduled:
-                self._compute(rank, request)
+            worker.start_step(plan)
             worker.start_loads(plan)
+            self._forward(rank, worker, scheduled)
             worker.start_saves(plan)
             received, broken = worker.poll(plan.settle)
             for request_id in received:
@@ -302,7 +319,8 @@ class MiniEngine:
             self._free(request)
             del self.requests[request_id]
             return
-        self.check(request)
+        if self.layers == 1:
+            self.check(request)
         request.state = "running" if request.num_computed_tokens else "waiting"
         if not request.num_computed_tokens:
             self._free(request)
@@ -337,18 +355,35 @@ class MiniEngine:
                 block = request.tables[position][index]
                 if block and index < len(keys):
                     content = self.expected(rank, group, keys[index])
-                    self.memory[rank][position].write(block * len(content), content)
+                    size = len(content) // self.layers
+                    for layer in range(self.layers):
+                        part = content[layer * size :][:size]
+                        self.memory[rank][position].write((layer * self.blocks + block) * size, part)
 
-    def check(self, request: MiniRequest) -> None:
+    def _forward(self, rank: int, worker: WorkerHalf, scheduled: dict[MiniRequest, int]) -> None:
+        """Read what was loaded, layer by layer, then compute."""
+        for layer in range(self.layers if scheduled and self.layers > 1 else 0):
+            if worker.listens and not self.unasked:
+                worker.layer_needed(f"group0.layer{layer}")
+            for request in scheduled:
+                self.check(request, [rank], [layer])
+        for request in scheduled:
+            self._compute(rank, request)
+
+    def check(
+        self, request: MiniRequest, ranks: Iterable[int] | None = None, layers: Iterable[int] | None = None
+    ) -> None:
         """What was loaded is what had been computed, to the byte."""
-        for rank, (position, group) in itertools.product(range(self.ranks), enumerate(self.geometry.groups)):
+        ranks, layers = ranks or range(self.ranks), list(layers or range(self.layers))
+        for rank, (position, group) in itertools.product(ranks, enumerate(self.geometry.groups)):
             keys = group_keys(request.block_hashes, group.hashes_per_block)
             for index in range(request.hit_tokens // group.block_tokens):
                 block = request.tables[position][index]
-                if block:
+                for layer in layers if block else ():
                     expected = self.expected(rank, group, keys[index])
-                    found = self.memory[rank][position].read(block * len(expected), len(expected))
-                    assert found == expected, (rank, group, index)
+                    size = len(expected) // self.layers
+                    found = self.memory[rank][position].read((layer * self.blocks + block) * size, size)
+                    assert found == expected[layer * size :][:size], (rank, group, index, layer)
 
     # -- what must be true at rest ------------------------------------------------------------------------------------
 
