@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 STAGES_MAX = 8
-"""Stages of one load. More of them would let the first layer start earlier, but make shorter copies."""
+"""Stages of one load. The first layer can start when the first of them is there."""
+
+STAGE_BYTES_AIM = 1 << 20
+"""Bytes of one block in a stage, if the block has as many: each block and stage costs a copy."""
 
 STAGE_BYTES_MIN = 64 << 10
 """Bytes of one block in a stage at least; shorter copies do not fill the bus."""
@@ -35,7 +38,7 @@ def stage_ends(layer_ends: Sequence[int]) -> tuple[int, ...]:
     """Where stages of about equal size end, given where layers end in a block (bytes, ascending); empty if a block is
     too small to be cut."""
     total = max(layer_ends, default=0)
-    stages = min(STAGES_MAX, total // STAGE_BYTES_MIN)
+    stages = min(STAGES_MAX, max(2, total // STAGE_BYTES_AIM), total // STAGE_BYTES_MIN)
     ends: list[int] = []
     for stage in range(1, stages + 1):
         end = next(end for end in sorted(layer_ends) if end * stages >= total * stage)

@@ -91,6 +91,7 @@ class StagedCopier(FakeCopier):
 def small_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of tests are small."""
     monkeypatch.setattr(following, "STAGE_BYTES_MIN", PART_BYTES // LAYERS)
+    monkeypatch.setattr(following, "STAGE_BYTES_AIM", PART_BYTES // LAYERS)
 
 
 def staged_engine(**options: Any) -> tuple[MiniEngine, list[StagedCopier]]:
