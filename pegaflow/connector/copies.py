@@ -14,8 +14,8 @@ from pegaflow.errors import InvalidArgument, PoolBusy
 
 if TYPE_CHECKING:
     from pegaflow._native import CopyDone, KVLayout, Pool
-    from pegaflow.connector.early import EarlyStart
     from pegaflow.connector.device import DeviceCopier
+    from pegaflow.connector.early import EarlyStart
 
 WAIT_MS = 50
 
