@@ -284,7 +284,7 @@ def test_reports_of_ranks_add_up_in_any_order() -> None:
     right = reports[2].aggregate(reports[0].aggregate(reports[1]))
     assert left == right
     assert left.saves[1] == SaveOutcome(2, frozenset({5}), 0.3)
-    assert left.loads["a"] == LoadOutcome(False, frozenset({7}), 0.2)
+    assert left.loads["a"] == LoadOutcome(False, frozenset({7}), 0.2, 2)
     assert len(reports[0].saves) == 1
     assert not RankReport()
 

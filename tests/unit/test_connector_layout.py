@@ -77,7 +77,19 @@ def test_blocks_outermost_become_one_region_for_all_layers() -> None:
 def test_layers_that_share_bytes_count_once() -> None:
     tensor = filled(BLOCKS, 2, 4, 8)
     once = group_layout([layer("a", tensor)], BLOCKS)
-    assert group_layout([layer("a", tensor), layer("b", tensor)], BLOCKS) == once
+    twice = group_layout([layer("a", tensor), layer("b", tensor)], BLOCKS)
+    assert (twice.regions, twice.digest) == (once.regions, once.digest)
+    assert twice.layer_ends == (("a", once.part_bytes), ("b", once.part_bytes))
+
+
+def test_layers_end_where_their_last_byte_lies_in_a_block() -> None:
+    keys, values, apart = filled(BLOCKS, 4), filled(BLOCKS, 8), filled(2, BLOCKS, 3)
+    layout = group_layout([layer("a", keys), layer("b", values), layer("c", apart)], BLOCKS)
+    assert layout.layer_ends == (("a", 8), ("b", 24), ("c", 36))
+    storage = filled(BLOCKS, 3, 16)
+    backwards = group_layout([layer(str(index), storage[:, index]) for index in (2, 1, 0)], BLOCKS)
+    assert len(backwards.regions) == 1
+    assert backwards.layer_ends == (("2", 96), ("1", 64), ("0", 32))
 
 
 def test_padding_belongs_to_the_page() -> None:
