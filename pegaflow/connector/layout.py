@@ -71,15 +71,15 @@ def group_layout(layers: Sequence[LayerTensor], blocks: int, meaning: Sequence[s
     """
     regions: list[Region] = []
     description: list[object] = list(meaning)
-    seen: set[object] = set()
+    seen: dict[object, list[Region]] = {}
     names: list[tuple[str, list[Region]]] = []
     for layer in layers:
         view = (layer.address, layer.shape, layer.strides, layer.item_bytes)
-        fragments = layer_regions(layer, blocks)
-        names.append((layer.name, fragments))
         if view in seen:
+            names.append((layer.name, seen[view]))
             continue
-        seen.add(view)
+        fragments = seen[view] = layer_regions(layer, blocks)
+        names.append((layer.name, fragments))
         regions.extend(fragments)
         inner_shape, inner_order = _block_form(layer, blocks)
         lengths = [length for _, _, length in fragments]

@@ -77,6 +77,8 @@ def test_blocks_outermost_become_one_region_for_all_layers() -> None:
 def test_layers_that_share_bytes_count_once() -> None:
     tensor = filled(BLOCKS, 2, 4, 8)
     once = group_layout([layer("a", tensor)], BLOCKS)
+    other_page = group_layout([layer("a", tensor), layer("b", tensor, 7)], BLOCKS)
+    assert (other_page.regions, other_page.digest) == (once.regions, once.digest)
     twice = group_layout([layer("a", tensor), layer("b", tensor)], BLOCKS)
     assert (twice.regions, twice.digest) == (once.regions, once.digest)
     assert twice.layer_ends == (("a", once.part_bytes), ("b", once.part_bytes))
