@@ -73,7 +73,7 @@ def nowhere(regions: Sequence[tuple[int, int, int]], blocks: int) -> _native.KVL
 
 def go_on(shm_dir: str) -> None:
     """An engine whose copies make the device fail: the cache goes off, each request ends all the same."""
-    pool = _native.Pool.open("going on", shm_dir=shm_dir, pool_bytes=256 << 20, segment_bytes=64 << 20)
+    pool = _native.Pool.open("going-on", shm_dir=shm_dir, pool_bytes=256 << 20, segment_bytes=64 << 20)
     engine = engine_on(pool, "staged", kind=MiniEngine, memory=ElsewhereMemory, layout=nowhere)
     requests = [engine.add(list(range(first, first + 40)), more=4) for first in (0, 100)]
     engine.run(STEPS_MAX)

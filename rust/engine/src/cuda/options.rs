@@ -48,7 +48,7 @@ pub struct CudaOptions {
     pub copy_streams: usize,
     /// Whether several copies go to the driver in one call, if it can (CUDA 13).
     pub batch_copies: bool,
-    /// With `Auto`: from this average length of runs on, blocks are copied directly. 0: 256 KiB where the driver takes
+    /// With `Auto`: from this average length of runs on, blocks are copied directly. 0: 1 MiB where the driver takes
     /// many copies in one call, else 4 MiB. Direct copies disturb others less, and from there on are as fast.
     pub direct_bytes_min: usize,
     /// Bytes per second that saves move at most; 0: as fast as they can.
@@ -76,7 +76,7 @@ impl Default for CudaOptions {
     }
 }
 
-const DIRECT_BYTES_MIN_BATCHED: usize = 256 << 10;
+const DIRECT_BYTES_MIN_BATCHED: usize = 1 << 20;
 const DIRECT_BYTES_MIN_SINGLE: usize = 4 << 20;
 
 /// Ring buffers are cut at multiples of this, so that vector accesses stay aligned.
