@@ -12,6 +12,7 @@ SAMPLES_MAX = 4_096
 
 COUNTERS = {
     "load_success": "Requests whose blocks were all loaded from the pool.",
+    "load_followed": "Requests that went on before their load was over, layer by layer behind it.",
     "load_failure": "Requests for which at least one block could not be loaded and is recomputed.",
     "save_success": "Save jobs whose blocks all became visible in the pool.",
     "save_failure": "Save jobs of which at least one block did not become visible in the pool.",

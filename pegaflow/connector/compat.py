@@ -229,8 +229,9 @@ def reads_unasked(scheduler_output: Any, vllm_config: Any, landing: Collection[s
     full = type(graph_mode).FULL
     if graph_mode.mixed_mode() == full:
         return True
-    counts = scheduler_output.num_scheduled_tokens.values()
-    return graph_mode.decode_mode() == full and max(counts, default=0) <= 1
+    drafts = int(getattr(getattr(vllm_config, "speculative_config", None), "num_speculative_tokens", 0) or 0)
+    longest = max(scheduler_output.num_scheduled_tokens.values(), default=0)
+    return graph_mode.decode_mode() == full and longest <= 1 + drafts  # what may look like a step of decoding
 
 
 def ended_in_error(request: Any) -> bool:

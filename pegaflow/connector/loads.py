@@ -135,6 +135,8 @@ class Loads:
         landing = self._landings.begin(state, offer, refs)
         if landing is not None:
             self._conclude(landing)
+        else:
+            self._recorder.count("load_followed")
 
     def _conclude(self, landing: Landing) -> None:
         state = landing.state

@@ -255,3 +255,50 @@ def test_layers_of_other_ranks_are_skipped() -> None:
 
 def test_installed_vllm_has_all_features() -> None:
     assert compat.features() == Features(True, True, True)
+
+
+def graphs(mode: str, drafts: int = 0) -> Any:
+    from vllm.config import CUDAGraphMode
+
+    chosen = config()
+    chosen.compilation_config = SimpleNamespace(cudagraph_mode=CUDAGraphMode[mode])
+    chosen.speculative_config = SimpleNamespace(num_speculative_tokens=drafts) if drafts else None
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("mode", "tokens", "unasked"),
+    [
+        ("NONE", 1, False),
+        ("PIECEWISE", 1, False),
+        ("FULL", 50, True),
+        ("FULL_AND_PIECEWISE", 1, True),
+        ("FULL_AND_PIECEWISE", 2, False),
+        ("FULL_DECODE_ONLY", 1, True),
+    ],
+)
+def test_graphs_of_the_whole_model_name_no_layers(mode: str, tokens: int, unasked: bool) -> None:
+    step = output(scheduled_new_reqs=[SimpleNamespace(req_id="a")], num_scheduled_tokens={"a": tokens})
+    assert compat.reads_unasked(step, graphs(mode), {"a"}) == unasked
+
+
+def test_steps_as_long_as_drafts_may_be_a_graph_of_the_whole_model() -> None:
+    step = output(scheduled_new_reqs=[SimpleNamespace(req_id="a")], num_scheduled_tokens={"a": 4})
+    assert compat.reads_unasked(step, graphs("FULL_AND_PIECEWISE", drafts=3), {"a"})
+    assert not compat.reads_unasked(step, graphs("FULL_AND_PIECEWISE", drafts=2), {"a"})
+
+
+def test_step_that_begins_with_another_request_names_too_little() -> None:
+    new = [SimpleNamespace(req_id="a"), SimpleNamespace(req_id="b")]
+    step = output(scheduled_new_reqs=new, num_scheduled_tokens={"a": 5, "b": 5})
+    assert compat.reads_unasked(step, graphs("NONE"), {"a"})
+    resumed = output(num_scheduled_tokens={"b": 5})
+    resumed.scheduled_cached_reqs.resumed_req_ids = {"b"}
+    assert compat.reads_unasked(resumed, graphs("NONE"), {"a"})
+    assert not compat.reads_unasked(output(num_scheduled_tokens={"b": 5}), graphs("NONE"), {"a"})
+
+
+def test_layers_are_named_where_each_step_brings_our_plan() -> None:
+    assert compat.names_layers(config())
+    assert not compat.names_layers(config(pipeline_parallel_size=2))
+    assert not compat.names_layers(config(enable_dbo=True))

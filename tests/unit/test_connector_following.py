@@ -132,6 +132,7 @@ def test_request_runs_while_its_load_is_under_way_and_reads_the_right_bytes(rank
     engine.run()
     assert request.hit_tokens == len(PROMPT)
     assert [stage for _, stage in copiers[0].waits] == list(range(LAYERS))
+    assert engine.recorder.counters["load_followed"] == 1
     engine.assert_nothing_held()
 
 
