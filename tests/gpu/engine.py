@@ -24,7 +24,7 @@ class DeviceMemory:
     """The cache of one group on the device; writes are queued on the current stream, as a forward pass is."""
 
     device = DEVICE
-    part_bytes = 96 << 10
+    part_bytes = 32 << 10
     """Bytes of a block."""
 
     def __init__(self, size: int) -> None:

@@ -63,7 +63,7 @@ class ElsewhereMemory(HostMemory):
     """A cache that is said to be on the device. Nothing is left of a context in which a kernel went astray."""
 
     device = DEVICE
-    part_bytes = 96 << 10
+    part_bytes = 32 << 10
 
 
 def nowhere(regions: Sequence[tuple[int, int, int]], blocks: int) -> _native.KVLayout:
