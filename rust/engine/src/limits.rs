@@ -36,8 +36,10 @@ pub const POOL_BYTES_MAX: u64 = 1 << 50;
 /// Default pool, where the file system has twice as much left.
 pub const POOL_BYTES_DEFAULT: u64 = 30_000_000_000;
 
-/// Longest wait for a lock of a living sibling; after it the operation gives up.
+/// Longest wait for locks of living siblings in one operation; after it the operation gives up.
 pub const LOCK_WAIT_MAX: Duration = Duration::from_millis(20);
+/// Longest wait for each further lock of that operation.
+pub const LOCK_WAIT_LATE_MAX: Duration = Duration::from_millis(1);
 /// After a wait that ran out, how long nobody of this process waits for the same holder again.
 pub const SLOW_HOLDER_PAUSE: Duration = Duration::from_millis(100);
 /// Tries before a waiter starts to sleep between tries.
@@ -66,7 +68,7 @@ pub const EVICT_SCANS_MAX: usize = 2;
 /// How long a slot that a device of a dead process may still write stays out of use.
 pub const QUARANTINE_GRACE: Duration = Duration::from_secs(5);
 /// Pause of the background thread when nothing wakes it.
-pub const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(1000);
+pub const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(500);
 /// How long an opener waits for another process to finish creating the pool.
 pub const CREATE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Pause after a failed growth before the next try.

@@ -139,7 +139,7 @@ fn nobody_takes_the_locks_of_a_process_that_is_leaving() {
 }
 
 #[test]
-fn several_stopped_siblings_cost_one_wait_each() {
+fn several_stopped_siblings_cost_one_wait_together() {
     let dir = ShmDir::new("several-frozen");
     let pool = open(&dir.0);
     let ns = namespace(&pool, MAIN);
@@ -148,9 +148,9 @@ fn several_stopped_siblings_cost_one_wait_each() {
     let stopped: Vec<Worker> = points.iter().map(|point| stop_at(&dir, point, None)).collect();
     let watch = Stopwatch::of_this_thread();
     // Enough to meet every lock of the index many times.
-    let absent = keys(900_000..900_000 + 20_000);
+    let absent = keys(900_000..900_000 + 5_000);
     let (_, took) = watch.time(|| assert!(!pool.contains(ns, &absent).unwrap().contains(&true)));
-    assert!(took.own < Duration::from_millis(200), "{took:?}: a few waits of 20 ms, not one per key");
+    assert!(took.own < OPERATION_MAX, "{took:?}: one wait of 20 ms, not one per key or sibling");
     stopped.into_iter().for_each(continue_to_the_end);
     assert_nothing_lost(&pool, &[ns]);
 }

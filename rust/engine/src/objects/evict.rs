@@ -30,7 +30,7 @@ impl Inner {
         let mut candidates = self.candidates[class].lock().unwrap_or_else(PoisonError::into_inner);
         for scan in 0..=EVICT_SCANS_MAX {
             while let Some((stamp, slot)) = candidates.pop() {
-                if let Some(freeing) = core.evict_one(slot, stamp) {
+                if let Some(freeing) = core.evict_one(slot, stamp, Some(self.classes.namespace(HEAD))) {
                     self.stats.evicted.add(1);
                     self.search_where_it_was(slot, class);
                     if class == HEAD {

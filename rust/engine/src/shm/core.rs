@@ -13,7 +13,7 @@ use crate::shm::file::Place;
 use crate::shm::free::FreeCursor;
 use crate::shm::lease::Pins;
 use crate::shm::liveness::LockFile;
-use crate::shm::lock::SlowHolders;
+use crate::shm::lock::{SlowHolders, begin_operation};
 use crate::shm::mapping::Mapping;
 use crate::shm::namespace::Namespace;
 use crate::shm::process::Member;
@@ -85,6 +85,7 @@ impl Core {
 
     /// Every operation starts here: a forked child must not touch the parent's locks and leases.
     pub(crate) fn check_usable(&self) -> Result<()> {
+        begin_operation();
         if self.lock_file.forked() {
             return Err(Error::new(
                 ErrorKind::Forked,

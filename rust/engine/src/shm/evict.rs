@@ -41,11 +41,7 @@ impl Core {
                 }
                 continue;
             };
-            // The slot may be in the hands of another namespace since the scan.
-            if !self.names_namespace(slot, ns) {
-                continue;
-            }
-            if let Some(freeing) = self.evict_one(slot, stamp) {
+            if let Some(freeing) = self.evict_one(slot, stamp, Some(ns)) {
                 self.stats.blocks_evicted.add(1);
                 if let Some(taken) = self.recycle(slot, freeing) {
                     return Some(taken);
@@ -85,8 +81,9 @@ impl Core {
     }
 
     /// Take a sealed block out of the index if nobody leases it and its stamp is still `stamp`. On success the slot is
-    /// FREEING by this process.
-    pub(crate) fn evict_one(&self, slot: u32, stamp: u64) -> Option<SlotState> {
+    /// FREEING by this process. With `of`, it has to be a block of that namespace: since a scan, its slot may have come
+    /// into other hands, and stamps are not unique.
+    pub(crate) fn evict_one(&self, slot: u32, stamp: u64, of: Option<Namespace>) -> Option<SlotState> {
         let header = self.control.slot(slot)?;
         let word = header.state.load(Acquire);
         let state = SlotState::decode(word)?;
@@ -94,7 +91,11 @@ impl Core {
             self.keep_before(header, word);
         }
         let sealed = Some(state).filter(|state| state.state == State::Sealed)?;
+        // If the name is not that of this word's block, the word has changed and cannot be claimed below.
         let (identity, key) = name_of(header)?;
+        if of.is_some_and(|ns| ns.0 != identity.id) {
+            return None;
+        }
         let Some(bucket) = self.lock_bucket(self.bucket_of(&identity, &key)) else {
             self.keep(sealed.block(slot));
             return None;
@@ -120,10 +121,6 @@ impl Core {
         bucket.finish();
         crate::crash_point::pass("evict.freeing");
         Some(freeing)
-    }
-
-    fn names_namespace(&self, slot: u32, ns: Namespace) -> bool {
-        self.control.slot(slot).is_some_and(|header| header.tag.load(Relaxed) >> 16 == ns.0)
     }
 
     /// A sibling is trying to evict this candidate and may have to bring it back: the chain before it stays until that
@@ -185,4 +182,27 @@ pub(crate) fn name_of(header: &SlotHeader) -> Option<(Identity, Key)> {
     let tag = header.tag.load(Relaxed);
     let key = Key::from_parts(load4(&header.key), tag as u8)?;
     Some((Identity { id: tag >> 16, fingerprint: load4(&header.fingerprint) }, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{OpenOptions, Pool};
+
+    #[test]
+    fn a_candidate_whose_slot_is_in_other_hands_stays() {
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let [ours, theirs] = [1, 2].map(|byte| pool.namespace(&[byte; 32], 0, &[512], "test").expect("a namespace"));
+        core.grow(theirs).expect("room");
+        let key = Key::new(&[7; 16]).expect("a key");
+        let block = pool.reserve(theirs, &[key], None, true).expect("a slot")[0].1;
+        pool.mark_written(0, &[block], None).expect("reserved");
+        assert_eq!(pool.publish(&[block]).expect("written"), 1);
+        let stamp = core.control.stamp(block.slot()).load(SeqCst);
+        assert_eq!(core.evict_one(block.slot(), stamp, Some(ours)), None);
+        assert_eq!(pool.lookup(theirs, &[key], 0).expect("a namespace"), 1);
+        assert!(core.evict_one(block.slot(), stamp, Some(theirs)).is_some());
+    }
 }

@@ -5,11 +5,33 @@
 //! is a single store (`index.rs`), or is claimed in a row that the reaper finds (`grow.rs`). No futex, no thread ids:
 //! the word means the same in every container.
 
-use crate::limits::{LOCK_SLEEP, LOCK_SPINS, LOCK_TRIES_PER_PROBE, LOCK_WAIT_MAX, PROCESSES_MAX, SLOW_HOLDER_PAUSE};
+use std::cell::Cell;
+use std::time::Duration;
+
+use crate::limits::{
+    LOCK_SLEEP, LOCK_SPINS, LOCK_TRIES_PER_PROBE, LOCK_WAIT_LATE_MAX, LOCK_WAIT_MAX, PROCESSES_MAX, SLOW_HOLDER_PAUSE,
+};
 use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
 use crate::shm::process::Member;
 use crate::sync::{AcqRel, Acquire, AtomicU64, Instant, LocalU64, Relaxed, Release, sleep, yield_now};
+
+thread_local! {
+    /// How long this thread has waited for locks in its present operation.
+    static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// An operation begins, and may wait anew.
+pub(crate) fn begin_operation() {
+    WAITED.set(Duration::ZERO);
+}
+
+fn has_waited(time: Duration) {
+    // All threads of a model are one thread of the system.
+    if cfg!(not(loom)) {
+        WAITED.set(WAITED.get() + time);
+    }
+}
 
 /// A held lock; dropping it releases.
 pub(crate) struct LockGuard<'a> {
@@ -73,6 +95,7 @@ impl Core {
     #[cold]
     fn lock_slowly<'a>(&self, word: &'a AtomicU64, mine: u64) -> Option<LockGuard<'a>> {
         let started = Instant::now();
+        let wait_max = LOCK_WAIT_MAX.saturating_sub(WAITED.get()).max(LOCK_WAIT_LATE_MAX);
         let mut tries = 0u32;
         let guard = loop {
             let holder = word.load(Acquire);
@@ -83,7 +106,7 @@ impl Core {
                 continue;
             }
             tries += 1;
-            let late = started.elapsed() >= LOCK_WAIT_MAX || self.slow_holders.contains(holder);
+            let late = started.elapsed() >= wait_max || self.slow_holders.contains(holder);
             // One yield on a busy host can take as long, so never give up without having looked.
             if (late || tries.is_multiple_of(LOCK_TRIES_PER_PROBE))
                 && self.is_dead(holder)
@@ -101,7 +124,9 @@ impl Core {
             }
             if tries < LOCK_TRIES_PER_PROBE { yield_now() } else { sleep(LOCK_SLEEP) }
         };
-        self.stats.lock_wait_us_max.raise(started.elapsed().as_micros() as u64);
+        let waited = started.elapsed();
+        has_waited(waited);
+        self.stats.lock_wait_us_max.raise(waited.as_micros() as u64);
         guard
     }
 }

@@ -9,6 +9,7 @@ use crate::limits::{GROW_RETRY_PAUSE, MAINTENANCE_INTERVAL};
 use crate::shm::clock::unix_seconds;
 use crate::shm::core::Core;
 use crate::shm::grow::Grown;
+use crate::shm::lock::begin_operation;
 use crate::shm::namespace::Namespace;
 use crate::sync::{Relaxed, SeqCst};
 
@@ -43,6 +44,7 @@ fn run(core: &Core) {
 impl Core {
     /// One round of everything that does not need to be asked for.
     pub(crate) fn look_around(&self) {
+        begin_operation();
         let header = self.control.header();
         header.last_used_unix_s.store(unix_seconds(), Relaxed);
         if self.reap() > 0 {
@@ -60,6 +62,7 @@ impl Core {
 
     /// Add an extent; if the pool is at its capacity, take one that another namespace does not need.
     fn serve_growth(&self, ns: Namespace) {
+        begin_operation();
         match self.grow_quietly(ns) {
             Some(Grown::Yes) => *self.lock_growth_seen() = None,
             Some(Grown::InProgress) => self.watch_growth_of_others(),

@@ -101,7 +101,7 @@ impl Core {
         }
         if evict
             && let Some(block) = self.block_with(slot)
-            && let Some(freeing) = self.evict_one(block, self.control.stamp(block).load(SeqCst))
+            && let Some(freeing) = self.evict_one(block, self.control.stamp(block).load(SeqCst), None)
         {
             self.give_back(block, freeing);
         }

@@ -9,3 +9,4 @@ pub mod random;
 pub mod report;
 pub mod settled;
 pub mod stopwatch;
+pub mod values;

@@ -52,6 +52,8 @@ pub struct Plan {
     pub threads: u64,
     /// The seed of this plan, if processes have followers that read and write for them.
     pub followers_of: Option<u64>,
+    /// Of a hundred processes, how many keep values by name instead of blocks.
+    pub keepers_percent: u64,
     /// Processes stop at named points too, for somebody to continue or kill them, rather than die there only.
     pub stops: bool,
 }
@@ -82,6 +84,7 @@ impl Plan {
             arming_percent: 4,
             threads: 1,
             followers_of: None,
+            keepers_percent: 0,
             stops: false,
         }
     }
@@ -116,6 +119,7 @@ impl Plan {
             arming_percent: [0, 1, 4][random.below(3) as usize],
             threads: 1 + random.below(2),
             followers_of: random.chance(40).then_some(seed),
+            keepers_percent: [0, 0, 40][random.below(3) as usize],
             stops: random.chance(60),
         }
     }

@@ -9,9 +9,9 @@ use super::histogram::{BUCKETS, bucket_of, percentile};
 use super::stopwatch::Took;
 
 /// Operations that are timed, each by itself.
-pub const OPERATIONS: [&str; 12] = [
+pub const OPERATIONS: [&str; 16] = [
     "lookup", "contains", "lease", "release", "touch", "reserve", "publish", "abort", "reset", "reap", "rebuild",
-    "open",
+    "open", "put", "get", "remove", "keys",
 ];
 /// Those that an engine's scheduler or worker calls while it serves.
 pub const SERVING: usize = 8;

@@ -16,7 +16,8 @@ use crate::kill::child::Worker;
 use crate::kill::plan::Plan;
 use crate::kill::random::Random;
 use crate::kill::report::{OPERATION_COUNT, Report};
-use crate::kill::settled::{assert_nobody_left, assert_nothing_lost};
+use crate::kill::settled::{assert_nobody_left, assert_nothing_lost, assert_settled};
+use crate::kill::values::{assert_values_right_and_remove, open_store};
 
 const TICK: Duration = Duration::from_millis(3);
 /// A process that is not stopped does something within this time, on whatever host.
@@ -121,7 +122,8 @@ impl<'a> Round<'a> {
         self.started += 1;
         let (seed, plan_seed) = (self.random.next().to_string(), self.seed.to_string());
         let args = [seed.as_str(), report_file.to_str().unwrap(), plan_seed.as_str()];
-        let worker = Worker::start("soak", self.path(), &args);
+        let role = if self.random.chance(self.plan.keepers_percent) { "keep" } else { "soak" };
+        let worker = Worker::start(role, self.path(), &args);
         if self.victims.is_empty() {
             self.coroner().revived();
         }
@@ -343,6 +345,10 @@ impl<'a> Round<'a> {
     fn check(&mut self) {
         let checked = catch_unwind(AssertUnwindSafe(|| {
             let pool = self.plan.open(self.path());
+            if self.plan.keepers_percent > 0 {
+                assert_settled(&pool);
+                assert_values_right_and_remove(&open_store(self.path()));
+            }
             let spaces: Vec<_> = self.plan.spaces.iter().map(|space| space.of(&pool).unwrap()).collect();
             assert_nothing_lost(&pool, &spaces);
             assert_nobody_left(&pool);

@@ -20,6 +20,8 @@ mod hammer;
 mod histogram;
 #[path = "hold.rs"]
 mod hold;
+#[path = "objects.rs"]
+mod objects;
 #[path = "../kill/plan.rs"]
 mod plan;
 #[path = "points.rs"]
@@ -32,6 +34,8 @@ mod report;
 mod resets;
 #[path = "../kill/stopwatch.rs"]
 mod stopwatch;
+#[path = "../kill/values.rs"]
+mod values;
 
 use std::path::PathBuf;
 
@@ -47,10 +51,11 @@ fn main() {
         "fork" => fork::run(&dir, rest[0]),
         "full" => full::run(&dir, rest[0]),
         "hammer" => hammer::run(&dir, &plan::Plan::hammer(), rest[0].parse().unwrap(), rest[1].as_ref()),
-        "soak" => {
+        "soak" | "keep" => {
             die_loudly(&dir);
             let plan = plan::Plan::random(rest[2].parse().unwrap());
-            hammer::run(&dir, &plan, rest[0].parse().unwrap(), rest[1].as_ref());
+            let run = if role == "soak" { hammer::run } else { objects::run };
+            run(&dir, &plan, rest[0].parse().unwrap(), rest[1].as_ref());
         }
         "follow" => {
             die_loudly(&dir);
