@@ -1,7 +1,8 @@
 //! What a soak has seen: sums over its rounds.
 
 use super::coroner::{Fill, Reaped};
-use crate::kill::report::Report;
+use crate::kill::report::{OPERATIONS, Report, SERVING};
+use crate::kill::stopwatch::Took;
 
 #[derive(Debug, Default)]
 pub struct Outcome {
@@ -24,10 +25,26 @@ pub struct Outcome {
     pub stopped_ms: u64,
     pub reaped: Vec<Reaped>,
     pub fills: Vec<Fill>,
+    /// In which round the longest wait of a survivor was, and how long it was.
+    pub worst: Option<(Took, String)>,
     pub failures: Vec<String>,
 }
 
+/// The operation of an engine that serves which took longest.
+pub fn worst(report: &Report) -> (&'static str, Took) {
+    let serving = OPERATIONS.iter().enumerate().take(SERVING);
+    serving.map(|(number, name)| (*name, report.longest(number))).max_by_key(|(_, took)| took.own).unwrap()
+}
+
 impl Outcome {
+    /// A round is over: remember where the longest wait was.
+    pub fn remember_worst(&mut self, round: &str) {
+        let (name, took) = worst(&self.totals);
+        if self.worst.as_ref().is_none_or(|(longest, _)| took.own > longest.own) {
+            self.worst = Some((took, format!("{name}, {round}")));
+        }
+    }
+
     pub fn all_kills(&self) -> u64 {
         self.kills + self.kills_stopped + self.kills_at_points
     }

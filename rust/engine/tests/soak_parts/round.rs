@@ -93,6 +93,9 @@ impl<'a> Round<'a> {
         self.outcome.rounds += 1;
         for _ in 0..legs {
             self.hammer(length, &mut tell);
+            let (threads, processes) = (self.plan.threads, self.pace.workers);
+            let what = format!("round {}: {processes} processes of {threads} threads", self.seed);
+            self.outcome.remember_worst(&what);
             if self.outcome.failures.is_empty() {
                 self.check();
             }

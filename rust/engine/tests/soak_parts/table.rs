@@ -6,9 +6,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::facts::machine;
-use super::outcome::Outcome;
-use crate::kill::report::{BYTES_READ, BYTES_WRITTEN, CHECKED, OPERATION_COUNT, OPERATIONS, Report, SERVING, WRONG};
-use crate::kill::stopwatch::Took;
+use super::outcome::{Outcome, worst};
+use crate::kill::report::{BYTES_READ, BYTES_WRITTEN, CHECKED, OPERATION_COUNT, OPERATIONS, Report, WRONG};
 
 /// Longest wait of a survivor in one operation while it serves, not counting the time without a CPU.
 const WAIT_MS_AIM: f64 = 50.0;
@@ -21,12 +20,6 @@ fn ms(time: Duration) -> f64 {
 
 fn percentile(sorted: &[u64], percent: usize) -> u64 {
     sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0)
-}
-
-/// The operation of an engine that serves which took longest.
-pub fn worst(report: &Report) -> (&'static str, Took) {
-    let serving = OPERATIONS.iter().enumerate().take(SERVING);
-    serving.map(|(number, name)| (*name, report.longest(number))).max_by_key(|(_, took)| took.own).unwrap()
 }
 
 /// One line for while it runs.
@@ -109,6 +102,7 @@ fn facts(outcome: &Outcome) -> Vec<(&'static str, String)> {
     };
     let (segments, slots) = outcome.mean_fill();
     let mut facts = vec![
+        ("longest wait of a survivor", outcome.worst.as_ref().map_or_else(String::new, |(_, what)| what.clone())),
         ("blocks read and verified", format!("{} ({})", totals.counted(CHECKED), gb(BYTES_READ))),
         ("written", gb(BYTES_WRITTEN)),
         ("wrong bytes, blocks of before a reset", totals.counted(WRONG).to_string()),
