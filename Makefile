@@ -13,6 +13,9 @@ MINUTES ?= 5
 SEED ?=
 # More arguments for pytest: make test ARGS="-k lease -x"
 ARGS ?=
+# Of the fuzzer: which target, for how long.
+TARGET ?= pool
+SECONDS ?= 60
 # Of the loom models: executions of each at most (none: all), preemptions beyond the usual, models by name.
 EXECUTIONS ?=
 PREEMPTIONS ?= 0
@@ -30,7 +33,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python loom soak bench demo model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python loom fuzz soak bench demo model check lock wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +91,20 @@ loom:  ## Run the lock-free parts in every interleaving: make loom, make loom MO
 	PEGAFLOW_LOOM_EXECUTIONS_MAX=$(EXECUTIONS) PEGAFLOW_LOOM_PREEMPTIONS=$(PREEMPTIONS) \
 	cargo test --locked --release --target-dir target/loom --package pegaflow-engine --lib -- \
 	    --nocapture --test-threads 1 $(MODELS)
+
+# What cargo-fuzz would pass; RUSTC_BOOTSTRAP makes the stable compiler take it.
+FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address -Ccodegen-units=1
+FUZZ_HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+
+fuzz:  ## Look for bytes that crash or hang the engine: make fuzz TARGET=pool SECONDS=600 (control, pool, objects, parsers)
+	@mkdir -p build/fuzz/$(TARGET)
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --locked --release --manifest-path fuzz/Cargo.toml \
+	    --target-dir target/fuzz --target $(FUZZ_HOST) --bin $(TARGET)
+	dir=$$(mktemp -d /dev/shm/pegaflow-fuzz-XXXXXX) && trap "rm -rf $$dir" EXIT && PEGAFLOW_FUZZ_DIR=$$dir \
+	    target/fuzz/$(FUZZ_HOST)/release/$(TARGET) -max_total_time=$(SECONDS) -timeout=20 -rss_limit_mb=4096 -max_len=600 \
+	    -print_final_stats=1 -artifact_prefix=build/fuzz/$(TARGET)- build/fuzz/$(TARGET) rust/engine/tests/hostile/inputs/$(TARGET)
 
 bench: $(STAMPS)/native  ## Run all benchmarks, or one: make bench ONLY=lookup (results in build/bench)
 	@mkdir -p build/bench

@@ -47,7 +47,8 @@ class Source:
     def is_test(self) -> bool:
         """Whether the whole file is for tests."""
         path = PurePosixPath(self.path)
-        return not {"tests", "models"}.isdisjoint(path.parts) or path.match("*_tests.rs") or path.match("fake_*.rs")
+        in_folder = not {"tests", "models", "fuzz"}.isdisjoint(path.parts)
+        return in_folder or path.match("*_tests.rs") or path.match("fake_*.rs")
 
     def matches(self, *patterns: str) -> bool:
         """Whether the path matches one of ``patterns`` (a star crosses no slash; matched from the right)."""

@@ -194,10 +194,10 @@ fn count_slot(
             now[3] ^= facts.epoch;
             if load4(&header.fingerprint) == now {
                 report.blocks_sealed += 1;
-                report.bytes_sealed += facts.part_bytes.iter().sum::<u64>();
+                report.bytes_sealed = report.bytes_sealed.saturating_add(facts.part_bytes.iter().sum());
             }
         }
-        State::Member => report.bytes_sealed += facts.part_bytes.iter().sum::<u64>(),
+        State::Member => report.bytes_sealed = report.bytes_sealed.saturating_add(facts.part_bytes.iter().sum()),
         State::Reserved => report.blocks_reserved += 1,
         State::Quarantined => report.blocks_quarantined += 1,
         _ => {}

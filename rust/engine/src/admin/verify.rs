@@ -122,7 +122,7 @@ fn check_segment_files(view: &View, extent: &Extent, report: &mut Report) {
         return report.problem(format!("extent {} has another number of parts than its namespace", extent.index));
     }
     for (segment, part_bytes) in extent.segments.iter().zip(&facts.part_bytes) {
-        let needed = u64::from(extent.slot_count) * slot_stride(*part_bytes);
+        let needed = u64::from(extent.slot_count).saturating_mul(slot_stride(*part_bytes));
         match view.place.open(&segment_file(*segment)).map(|file| file.metadata().map_or(0, |meta| meta.len())) {
             Ok(bytes) if bytes >= needed => {}
             Ok(bytes) => report.problem(format!("segment {segment} has {bytes} bytes, its slots need {needed}")),

@@ -238,7 +238,7 @@ impl Blocks<'_> {
             let bytes = file.metadata().ok()?.len();
             Mapping::new(&file, bytes as usize).ok()
         });
-        let offset = u64::from(slot.checked_sub(extent.first_slot)?) * slot_stride(part_bytes);
+        let offset = u64::from(slot.checked_sub(extent.first_slot)?).checked_mul(slot_stride(part_bytes))?;
         mapping.as_ref()?.sealed_bytes(offset as usize, part_bytes as usize)
     }
 }

@@ -1,5 +1,7 @@
 //! The bytes of a value: a record, the text of its key, the value itself, one after the other.
 
+use crate::limits::{OBJECT_KEY_BYTES_MAX, OBJECT_VALUE_BYTES_MAX};
+
 /// What went in, so that the same type comes out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueKind {
@@ -39,7 +41,7 @@ impl Record {
         bytes
     }
 
-    /// Decode the start of a head; `None` for anything that `encode` did not make.
+    /// Decode the start of a head; `None` for anything that no store writes.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut words = [0u32; RECORD_BYTES / 4];
         for (word, chunk) in words.iter_mut().zip(bytes.get(..RECORD_BYTES)?.chunks_exact(4)) {
@@ -50,7 +52,9 @@ impl Record {
             (MAGIC, 1) => ValueKind::Str,
             _ => return None,
         };
-        Some(Self { kind, key_bytes: words[2] as usize, value_bytes: words[3] as usize })
+        let (key_bytes, value_bytes) = (words[2] as usize, words[3] as usize);
+        let possible = key_bytes <= OBJECT_KEY_BYTES_MAX && value_bytes as u64 <= OBJECT_VALUE_BYTES_MAX;
+        possible.then_some(Self { kind, key_bytes, value_bytes })
     }
 
     /// Bytes before the value.
@@ -79,5 +83,7 @@ mod tests {
         assert_eq!(Record::decode(&other[1..]), None, "too short");
         other[4] = 2;
         assert_eq!(Record::decode(&other), None, "no such kind");
+        let too_large = Record { kind: ValueKind::Str, key_bytes: 3, value_bytes: (1 << 30) + 1 };
+        assert_eq!(Record::decode(&too_large.encode()), None, "longer than any value");
     }
 }

@@ -186,7 +186,9 @@ impl Core {
         if position >= extent.slot_count || part as usize >= extent.segments.len() {
             return None;
         }
-        Some((extent, u64::from(position) * slot_stride(bytes), bytes))
+        let offset = u64::from(position).checked_mul(slot_stride(bytes))?;
+        let inside = offset.checked_add(bytes)? <= self.control.geometry().segment_bytes;
+        inside.then_some((extent, offset, bytes))
     }
 
     /// Address of part `part` of a slot in this process, mapping its segment at first use.

@@ -98,7 +98,10 @@ impl Core {
             self.place.remove(&name);
             let file = self.place.create(&name)?;
             crate::crash_point::pass("grow.segment_created");
-            let bytes = (u64::from(extent.slot_count) * slot_stride(*part_bytes)).next_multiple_of(4096);
+            let bytes = u64::from(extent.slot_count).checked_mul(slot_stride(*part_bytes));
+            let bytes = bytes.and_then(|bytes| bytes.checked_next_multiple_of(4096)).ok_or_else(|| {
+                Error::corrupt(format!("extent {} has impossible sizes: remove the pool", extent.index))
+            })?;
             set_length(&file, bytes)?;
             self.place.claim(&file, 0, bytes, "cached blocks")?;
             let mapping = Arc::new(Mapping::new(&file, bytes as usize)?);

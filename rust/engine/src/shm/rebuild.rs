@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::error::{Error, Result};
 use crate::key::BlockRef;
+use crate::limits::CHAIN_HOPS_MAX;
 use crate::shm::core::Core;
 use crate::shm::evict::name_of;
 use crate::shm::extent::Extent;
@@ -64,8 +65,10 @@ impl Core {
         let Some((identity, key)) = name_of(header) else { return };
         let bucket = &self.control.buckets()[self.bucket_of(&identity, &key)];
         let mut link = bucket;
-        while let Some(other) = link.load(Relaxed).checked_sub(1) {
-            let there = self.control.slot_unchecked(other);
+        // Links are this process's own, unless somebody damages them meanwhile: so they are checked like all others.
+        for _ in 0..CHAIN_HOPS_MAX {
+            let Some(other) = link.load(Relaxed).checked_sub(1) else { break };
+            let Some(there) = self.control.slot(other) else { break };
             let same = name_of(there).is_some_and(|(whose, name)| {
                 name == key && whose.id == identity.id && whose.fingerprint == identity.fingerprint
             });

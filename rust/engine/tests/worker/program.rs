@@ -6,8 +6,6 @@
 mod blocks;
 #[path = "create.rs"]
 mod create;
-#[path = "damage.rs"]
-mod damage;
 #[path = "follower.rs"]
 mod follower;
 #[path = "fork.rs"]
@@ -20,6 +18,10 @@ mod hammer;
 mod histogram;
 #[path = "hold.rs"]
 mod hold;
+#[path = "../hostile/mod.rs"]
+mod hostile;
+#[path = "hostile.rs"]
+mod hostile_inputs;
 #[path = "objects.rs"]
 mod objects;
 #[path = "../kill/plan.rs"]
@@ -47,7 +49,6 @@ fn main() {
         "point" => points::run(&dir, rest[0], rest[1], &rest[2..]),
         "create" => create::race(&dir),
         "open-close" => create::open_close(&dir, rest[0].parse().unwrap()),
-        "damage" => damage::run(&dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
         "fork" => fork::run(&dir, rest[0]),
         "full" => full::run(&dir, rest[0]),
         "hammer" => hammer::run(&dir, &plan::Plan::hammer(), rest[0].parse().unwrap(), rest[1].as_ref()),
@@ -62,6 +63,7 @@ fn main() {
             let leader = pegaflow_engine::Member { row: rest[0].parse().unwrap(), epoch: rest[1].parse().unwrap() };
             follower::run(&dir, leader, &plan::Plan::random(rest[2].parse().unwrap()));
         }
+        "hostile" => hostile_inputs::run(&dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
         "hold" => hold::run(&dir, rest[0]),
         "lead" => hold::lead(&dir),
         other => panic!("no role {other}"),
