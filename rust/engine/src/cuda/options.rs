@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Result};
 
+use super::driver::Way;
+
 /// How bytes get between slots and blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -48,8 +50,9 @@ pub struct CudaOptions {
     pub copy_streams: usize,
     /// Whether several copies go to the driver in one call, if it can (CUDA 13).
     pub batch_copies: bool,
-    /// With `Auto`: from this average length of runs on, blocks are copied directly. 0: 1 MiB where the driver takes
-    /// many copies in one call, else 4 MiB. Direct copies disturb others less, and from there on are as fast.
+    /// With `Auto`: from this average length of runs on, blocks are copied directly. 0: 1 MiB for loads
+    /// and 256 KiB for saves where the driver takes many copies in one call, else 4 MiB. Direct copies take no SMs, but
+    /// more calls of the driver.
     pub direct_bytes_min: usize,
     /// Bytes per second that saves move at most; 0: as fast as they can.
     pub save_bytes_per_second_max: u64,
@@ -76,7 +79,9 @@ impl Default for CudaOptions {
     }
 }
 
-const DIRECT_BYTES_MIN_BATCHED: usize = 1 << 20;
+/// Nobody waits for a save, but everybody for the SMs that a kernel takes.
+const DIRECT_SAVE_BYTES_MIN_BATCHED: usize = 256 << 10;
+const DIRECT_LOAD_BYTES_MIN_BATCHED: usize = 1 << 20;
 const DIRECT_BYTES_MIN_SINGLE: usize = 4 << 20;
 
 /// Ring buffers are cut at multiples of this, so that vector accesses stay aligned.
@@ -105,9 +110,10 @@ impl CudaOptions {
     }
 
     /// With `Auto`: the length of runs from which on they are copied directly.
-    pub(super) fn direct_from(&self, driver_batches: bool) -> usize {
+    pub(super) fn direct_from(&self, way: Way, driver_batches: bool) -> usize {
         match self.direct_bytes_min {
-            0 if driver_batches => DIRECT_BYTES_MIN_BATCHED,
+            0 if driver_batches && way == Way::ToHost => DIRECT_SAVE_BYTES_MIN_BATCHED,
+            0 if driver_batches => DIRECT_LOAD_BYTES_MIN_BATCHED,
             0 => DIRECT_BYTES_MIN_SINGLE,
             chosen => chosen,
         }
@@ -147,8 +153,9 @@ mod tests {
     #[test]
     fn runs_are_copied_directly_earlier_if_many_go_in_one_call() {
         let automatic = CudaOptions::default();
-        assert!(automatic.direct_from(true) < automatic.direct_from(false));
-        assert_eq!(CudaOptions { direct_bytes_min: 5, ..automatic }.direct_from(false), 5);
+        assert!(automatic.direct_from(Way::ToDevice, true) < automatic.direct_from(Way::ToDevice, false));
+        assert!(automatic.direct_from(Way::ToHost, true) < automatic.direct_from(Way::ToDevice, true));
+        assert_eq!(CudaOptions { direct_bytes_min: 5, ..automatic }.direct_from(Way::ToHost, false), 5);
     }
 
     #[test]

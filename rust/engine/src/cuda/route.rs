@@ -166,7 +166,7 @@ impl Route {
     fn backend(&self, tools: &Tools, job: &Job) -> Backend {
         let options = &tools.options;
         match options.backend {
-            Backend::Auto if run_bytes(&job.layout) >= options.direct_from(self.driver.batches_copies()) => {
+            Backend::Auto if run_bytes(&job.layout) >= options.direct_from(self.way, self.driver.batches_copies()) => {
                 Backend::Direct
             }
             Backend::Kernel if !self.driver.kernels_reach_host() => Backend::Staged,
