@@ -79,6 +79,8 @@ class Task:
     """Failed refs whose slots the copy itself found to be unusable."""
     failed_blocks: set[int] = field(default_factory=set)
     ok: bool = True
+    copied_after: float = 0.0
+    """Seconds that the slowest copy took, once it is over."""
     stage_ends: tuple[int, ...] = ()
     """Of a load that vLLM may go on with before it is over."""
     followed: int | None = None
@@ -92,8 +94,8 @@ class Task:
 
     @property
     def seconds(self) -> float:
-        """Time since the job was started."""
-        return time.monotonic() - self.started
+        """Time from the start of the job to the end of its last copy."""
+        return self.copied_after or time.monotonic() - self.started
 
 
 class Copies:
@@ -275,6 +277,7 @@ class Copies:
     def _book(self, done: "CopyDone") -> None:
         task, (_, refs, block_ids) = self._in_flight.pop(done.job)
         task.copies -= 1
+        task.copied_after = max(task.copied_after, done.seconds)
         if not done.ok:
             failed = done.failed or range(len(refs))
             task.fail([refs[index] for index in failed], [block_ids[index] for index in failed])
