@@ -207,6 +207,14 @@ def skips_reading(request: Any) -> bool:
     return getattr(request.sampling_params, "prompt_logprobs", None) is not None
 
 
+def wiped_by_first_pass(vllm_config: Any) -> bool:
+    """Whether the first forward pass writes to blocks that it does not compute, so that nothing may be loaded before.
+
+    Triton attention sets the scales of all tokens and heads, which lie inside the blocks, when it first sees them.
+    """
+    return "per_token_head" in str(vllm_config.cache_config.cache_dtype)
+
+
 def names_layers(vllm_config: Any) -> bool:
     """Whether vLLM names each attention layer before it runs and begins each step with a call that brings our plan, on
     one stream of one pipeline rank."""

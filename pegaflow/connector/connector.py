@@ -81,8 +81,9 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
-        """Before vLLM 0.32: keep a block's layers together where attention allows it, so that it is copied as one."""
-        return True
+        """Before vLLM 0.32: keep a block's layers together where attention allows it, so that it is copied as one.
+        It says that it does, but looks for scales of tokens and heads where they are only if layers lie apart."""
+        return not compat.wiped_by_first_pass(self._vllm_config)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -299,6 +300,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             ranks=ranks,
             settle=compat.nobody_steps_when_idle(),
             names_layers=compat.names_layers(vllm_config),
+            wiped_by_first_pass=compat.wiped_by_first_pass(vllm_config),
             bypasses=partial(compat.bypasses_cache, media_numbered=compat.numbers_media(vllm_config)),
         )
         self._store.prepare()

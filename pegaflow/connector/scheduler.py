@@ -41,10 +41,11 @@ class SchedulerHalf:
         settle: bool = False,
         bypasses: Callable[[Any], bool] = lambda request: False,
         names_layers: bool = False,
+        wiped_by_first_pass: bool = False,
     ) -> None:
         """``ranks``: workers that report each job. ``settle``: see ``StepPlan.settle``. ``bypasses``: tells requests
         that must be left alone. ``names_layers``: whether vLLM names each layer before it runs, so that forward passes
-        can follow loads."""
+        can follow loads. ``wiped_by_first_pass``: see ``compat.wiped_by_first_pass``."""
         self.table = RequestTable()
         self._config = config
         self._geometry = geometry
@@ -52,6 +53,7 @@ class SchedulerHalf:
         self._recorder = recorder
         self._settle = settle
         self._bypasses = bypasses
+        self._wiped_later = wiped_by_first_pass
         self._pins = Pins()
         self._bound = False
         self._last_plan = time.monotonic()
@@ -75,7 +77,7 @@ class SchedulerHalf:
     def match(self, request: Any, computed_tokens: int, skips_reading: bool) -> Answer:
         """``(tokens beyond computed_tokens, asynchronous)``; ``(None, False)``: ask again in the next step."""
         state = self.table.ensure(request, self._bypasses(request))
-        if not self._config.reads or state.bypass or skips_reading or self._store.off:
+        if not self._config.reads or state.bypass or skips_reading or self._store.off or self._wiped_later:
             return MISS
         return self._loads.match(state, computed_tokens)
 
@@ -94,6 +96,7 @@ class SchedulerHalf:
         """What the workers have to do in this step. Loads are never lost, whatever goes wrong with saves.
 
         ``unasked``: whether the step may read blocks without naming layers, given the requests that are landing."""
+        self._wiped_later = self._wiped_later and not runs_model
         loads = self._loads.take_jobs()
         saves = self._saves.take_late()
         if not self._was_idle():

@@ -108,6 +108,7 @@ class MiniEngine:
         native: NativeTypes | None = None,
         memory: Any = HostMemory,
         layers: int = 1,
+        wiped_by_first_pass: bool = False,
         **options: Any,
     ) -> None:
         """``native``: the engine's own types, with ``pool`` one of its pools; by default all of it is faked.
@@ -137,6 +138,7 @@ class MiniEngine:
             ranks=ranks,
             bypasses=lambda request: bool(request.lora_request),
             names_layers=layers > 1,
+            wiped_by_first_pass=wiped_by_first_pass,
         )
         self.scheduler.bind_block_pool(self.block_pool)
         self.copiers: list[FakeCopier] = []

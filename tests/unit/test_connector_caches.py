@@ -29,7 +29,9 @@ def connector_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Any:
         (index, [layer.name for layer in layers], SimpleNamespace(page_size_bytes=layers[0].page_bytes))
         for index, layers in enumerate(cache.groups)
     ]
-    connector._vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}))
+    connector._vllm_config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context={}), cache_config=SimpleNamespace(cache_dtype="auto")
+    )
     shared = [SimpleNamespace(shared_by=[layer.name]) for layer in cache.groups[0]]
     connector._kv_cache_config = SimpleNamespace(num_blocks=BLOCKS, kv_cache_tensors=shared)
     return connector
@@ -104,3 +106,10 @@ def test_caches_that_are_no_tensors_turn_the_connector_off(monkeypatch: pytest.M
     connector = connector_for(cache, monkeypatch)
     connector.register_kv_caches({"0": [cache.groups[0][0].tensor]})
     assert "not a tensor" in connector.get_handshake_metadata().problem
+
+
+def test_layers_stay_apart_where_attention_finds_scales_only_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector = connector_for(BEFORE_0_32["triton_int8_per_token_head"]("cpu"), monkeypatch)
+    for cache_dtype, together in (("auto", True), ("fp8", True), ("int8_per_token_head", False)):
+        connector._vllm_config.cache_config.cache_dtype = cache_dtype
+        assert connector.prefer_cross_layer_blocks is together

@@ -302,3 +302,10 @@ def test_layers_are_named_where_each_step_brings_our_plan() -> None:
     assert compat.names_layers(config())
     assert not compat.names_layers(config(pipeline_parallel_size=2))
     assert not compat.names_layers(config(enable_dbo=True))
+
+
+def test_first_pass_wipes_caches_with_scales_of_tokens_and_heads() -> None:
+    made = config()
+    for cache_dtype, wiped in (("auto", False), ("fp8_e4m3", False), ("fp8_per_token_head", True)):
+        made.cache_config.cache_dtype = cache_dtype
+        assert compat.wiped_by_first_pass(made) is wiped

@@ -144,3 +144,14 @@ def test_watching_loads_does_not_go_through_all_requests(monkeypatch: pytest.Mon
     loads.watch()
     loads.watch()
     assert engine.recorder.counters["load_failure"] == 2
+
+
+def test_nothing_is_loaded_before_a_first_pass_that_would_wipe_it() -> None:
+    engine = MiniEngine(SINGLE, warmed_pool(), wiped_by_first_pass=True)
+    early = [engine.add(PROMPT), engine.add(PROMPT)]
+    engine.step()
+    late = engine.add(PROMPT)
+    engine.run()
+    assert [request.hit_tokens for request in (*early, late)] == [0, 0, len(PROMPT)]
+    assert [bool(plan.loads) for plan in engine.plans[:1]] == [False]
+    engine.assert_nothing_held()
