@@ -101,6 +101,10 @@ class Pool:
     def grow_ahead(self, namespace: Namespace) -> None:
         """Ask the background thread to create the namespace's next segments now. Returns at once."""
 
+    def set_nodes(self, namespace: Namespace, nodes: Sequence[int | None]) -> None:
+        """Near which NUMA nodes this process makes memory for the parts of the namespace, for segments to come;
+        ``None``: anywhere. A preference: where a node has no memory left, others are used."""
+
     def reap(self) -> int:
         """Clean up after dead processes now. Returns how many process rows were reaped."""
 

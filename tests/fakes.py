@@ -35,6 +35,7 @@ class FakePool:
         self.slots: dict[int, FakeSlot] = {}
         self.leases: Counter[int] = Counter()
         self.quarantined: list[int] = []
+        self.nodes: dict[int, list[int | None]] = {}
         self.joined: list[tuple[int, int]] = []
         self.closed = False
         self.fail_publish: Exception | None = None
@@ -94,6 +95,10 @@ class FakePool:
 
     def grow_ahead(self, namespace: "FakeNamespace") -> None:
         assert namespace.pool is self
+
+    def set_nodes(self, namespace: "FakeNamespace", nodes: Sequence[int | None]) -> None:
+        assert len(nodes) == namespace.parts
+        self.nodes[namespace.id] = list(nodes)
 
     def close(self) -> None:
         self.closed = True

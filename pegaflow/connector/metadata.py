@@ -84,6 +84,8 @@ class WorkerShape:
     groups: tuple[GroupShape, ...] = ()
     problem: str | None = None
     """Why this rank cannot take part, as one sentence."""
+    numa_node: int | None = None
+    """Node that this rank's device hangs on, where there are several."""
 
 
 @dataclass(frozen=True)

@@ -223,19 +223,24 @@ class Store:
         factors_all = {**factors, "layouts": layouts, "ranks": savers}
         sizes: dict[int, list[int]] = {}
         parts: dict[Rank, list[int | None]] = {rank: [] for rank in savers}
+        nodes: dict[int, list[int | None]] = {}
         for position, group in enumerate(self._geometry.groups):
-            own = sizes[group.index] = []
+            own, near = sizes.setdefault(group.index, []), nodes.setdefault(group.index, [])
             for rank in savers:
                 size = shapes[rank].groups[position].part_bytes
                 parts[rank].append(len(own) if size else None)
                 own += [size] if size else []
+                near += [shapes[rank].numa_node] if size else []
         if self._reset_pending:
             for namespace in self._open(pool, fingerprint(factors_all), sizes).values():
                 namespace.reset()
             self._reset_pending = False
         key = fingerprint(factors_all if self._private is None else {**factors_all, "private": self._private})
         namespaces = self._open(pool, key, sizes)
-        for namespace in namespaces.values():
+        for group, namespace in namespaces.items():
+            if any(node is not None for node in nodes[group]):
+                pool.set_nodes(namespace, nodes[group])
+                logger.info("PegaFlow: new memory for group %d is made on the NUMA nodes %s.", group, nodes[group])
             pool.grow_ahead(namespace)
         named = [(group, key, tuple(own)) for group, own in sizes.items()]
         by_rank = {rank: tuple(parts[self._saver_of(rank)]) for rank in shapes}

@@ -5,6 +5,7 @@ step.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pegaflow.connector.copies import Copies, NativeTypes, Task
@@ -24,6 +25,7 @@ from pegaflow.connector.metadata import (
     StepPlan,
     WorkerShape,
 )
+from pegaflow.connector.numa import node_of_device
 from pegaflow.errors import PegaFlowError, PoolBusy
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class WorkerHalf:
         self._blocks = 0
         self._keep_alive: object = None
         self._device = "cpu"
+        self._numa_node: int | None = None
         self._problem: str | None = "the KV caches of a worker were never registered."
         self._problem_reported = False
         self._follower: Follower | None = None
@@ -70,6 +73,7 @@ class WorkerHalf:
         self._group_layouts, self._device = dict(layouts), device
         only = next(iter(layouts.values())) if len(layouts) == 1 and self._by_block else None
         self._follower = Follower(only.layer_ends) if only is not None else None
+        self._numa_node = self._guard.run("finding the NUMA node", None, partial(node_of_device, device))
         self._blocks, self._keep_alive, self._problem = blocks, keep_alive, None
         self.restore()
 
@@ -84,7 +88,7 @@ class WorkerHalf:
     def shape(self) -> WorkerShape:
         """What the scheduler has to know of this rank."""
         groups = tuple(GroupShape(layout.part_bytes, layout.digest) for layout in self._group_layouts.values())
-        return WorkerShape(self._rank, self._host, groups, self._problem)
+        return WorkerShape(self._rank, self._host, groups, self._problem, self._numa_node)
 
     def unregister(self) -> None:
         """The caches go away (sleep). vLLM has drained all transfers; should some still run, they are waited for.

@@ -71,6 +71,9 @@ pub const QUARANTINE_GRACE: Duration = Duration::from_secs(5);
 pub const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(500);
 /// How long an opener waits for another process to finish creating the pool.
 pub const CREATE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Of extents from this size on, a namespace has a whole one to spare while the pool can grow: making one takes longer
+/// than filling a quarter of one.
+pub const SPARE_EXTENT_BYTES_MIN: u64 = 256 << 20;
 /// Pause after a failed growth before the next try.
 pub const GROW_RETRY_PAUSE: Duration = Duration::from_secs(5);
 

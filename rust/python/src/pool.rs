@@ -184,6 +184,11 @@ impl Pool {
         py.engine(|| pool.grow_ahead(namespace))
     }
 
+    fn set_nodes(&self, py: Python<'_>, namespace: &Bound<'_, Namespace>, nodes: Vec<Option<u32>>) -> Result<()> {
+        let (pool, namespace) = (self.get()?, namespace.get().engine());
+        py.engine(|| pool.set_nodes(namespace, nodes))
+    }
+
     fn reap(&self, py: Python<'_>) -> Result<usize> {
         let pool = self.get()?;
         py.engine(|| pool.reap())

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use crate::error::{Error, Result};
 use crate::key::BlockRef;
+use crate::shm::backing::helpers;
 use crate::shm::namespace::Namespace;
 use crate::slot_space::SlotSpace;
 
@@ -16,7 +17,6 @@ use super::activity::Activity;
 use super::driver::{CopyOp, Driver, Way};
 use super::locked_segment::LockedSegment;
 use super::registration_progress::{RegistrationProgress, Work};
-use super::touch::touch_threads;
 
 /// Jobs whose chunks are to be locked first; of more, the oldest are forgotten.
 const ASKED_JOBS_MAX: usize = 64;
@@ -94,7 +94,7 @@ impl Registration {
             driver,
             space,
             chunk_bytes,
-            touch_threads: touch_threads(),
+            touch_threads: helpers(),
             activity: Activity::default(),
             wanted: Mutex::default(),
             bell: Condvar::new(),

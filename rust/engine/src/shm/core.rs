@@ -19,6 +19,7 @@ use crate::shm::namespace::Namespace;
 use crate::shm::process::Member;
 use crate::shm::reserve::Pending;
 use crate::shm::stats::Stats;
+use crate::sync::AtomicU64;
 
 /// What the background thread is asked to do.
 #[derive(Default)]
@@ -50,6 +51,10 @@ pub(crate) struct Core {
     pub(crate) grow_paused_until: Mutex<Option<Instant>>,
     /// Since when another process has been growing a namespace that this one wants to grow.
     pub(crate) growth_seen_since: Mutex<Option<Instant>>,
+    /// Node near which memory of each part is to lie, by namespace, where it is known.
+    pub(crate) nodes: Mutex<HashMap<u32, Vec<Option<u32>>>>,
+    /// Segments for which that did not work.
+    pub(crate) placing_failures: AtomicU64,
     pub(crate) reaping: Mutex<()>,
     pub(crate) slow_holders: SlowHolders,
     pub(crate) requests: Mutex<Requests>,
@@ -76,6 +81,8 @@ impl Core {
             grow_error: Mutex::default(),
             grow_paused_until: Mutex::default(),
             growth_seen_since: Mutex::default(),
+            nodes: Mutex::default(),
+            placing_failures: AtomicU64::new(0),
             reaping: Mutex::default(),
             slow_holders: SlowHolders::default(),
             requests: Mutex::default(),

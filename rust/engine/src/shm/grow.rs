@@ -4,10 +4,11 @@
 //! the slow part (claiming a gigabyte of memory) runs without a lock; READY is the last store. Whoever dies in between
 //! leaves a row in CREATING that names all there is to remove.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::SLOTS_PER_RANGE;
+use crate::shm::backing::{furnish, helpers};
 use crate::shm::core::Core;
 use crate::shm::extent::{Extent, ExtentState, store_state};
 use crate::shm::file::{Place, set_length};
@@ -103,8 +104,9 @@ impl Core {
                 Error::corrupt(format!("extent {} has impossible sizes: remove the pool", extent.index))
             })?;
             set_length(&file, bytes)?;
-            self.place.claim(&file, 0, bytes, "cached blocks")?;
             let mapping = Arc::new(Mapping::new(&file, bytes as usize)?);
+            self.furnish(&mapping, info.id, part);
+            self.place.claim(&file, 0, bytes, "cached blocks")?;
             self.keep_segment((extent.index, extent.generation, part as u32), mapping);
             self.stats.segments_created.add(1);
         }
@@ -118,6 +120,23 @@ impl Core {
         }
         crate::crash_point::pass("grow.allocated");
         Ok(())
+    }
+
+    /// Prepare the memory of a new segment, near the device that will use it if that is known.
+    fn furnish(&self, mapping: &Mapping, namespace: u32, part: usize) {
+        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let node = nodes.get(&namespace).and_then(|nodes| nodes.get(part).copied().flatten());
+        drop(nodes);
+        // A private pool takes memory as it uses it.
+        let threads = if matches!(self.place, Place::Directory(..)) { helpers() } else { 0 };
+        if let Err(error) = furnish(mapping, node, threads)
+            && self.placing_failures.fetch_add(1, Relaxed) == 0
+        {
+            log::warn!(
+                "pegaflow: memory is not placed near its device ({error}): in a container, allow it with the capability \
+                 SYS_NICE"
+            );
+        }
     }
 
     /// Make the slots usable: range table and free hints first, READY last. An extent that is READY but whose slots
@@ -180,12 +199,12 @@ impl Core {
         match self.grow(ns) {
             Ok(outcome) => {
                 if outcome == Grown::Yes {
-                    *self.grow_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+                    *self.grow_error.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 }
                 Some(outcome)
             }
             Err(error) => {
-                let mut last = self.grow_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                let mut last = self.grow_error.lock().unwrap_or_else(PoisonError::into_inner);
                 if last.is_none() && error.kind() != ErrorKind::Busy {
                     log::warn!("pegaflow: the pool stays as it is: {error}");
                 }

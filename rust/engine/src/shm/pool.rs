@@ -251,6 +251,20 @@ impl Pool {
         }
     }
 
+    /// Near which NUMA nodes this process makes memory for the parts of a namespace, for segments to come; `None`: anywhere.
+    pub fn set_nodes(&self, ns: Namespace, nodes: Vec<Option<u32>>) -> Result<()> {
+        self.core.check_usable()?;
+        let parts = self.core.namespace_info(ns)?.part_bytes.len();
+        if nodes.len() != parts {
+            return Err(crate::Error::invalid(format!(
+                "the namespace has {parts} parts, not {}: give one node (or None) for each",
+                nodes.len()
+            )));
+        }
+        self.core.nodes.lock().unwrap_or_else(PoisonError::into_inner).insert(ns.0, nodes);
+        Ok(())
+    }
+
     /// Have the background thread create the namespace's first or next segments.
     pub fn grow_ahead(&self, ns: Namespace) -> Result<()> {
         self.core.check_usable()?;

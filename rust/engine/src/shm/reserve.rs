@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::key::{BlockRef, Key};
-use crate::limits::GROW_RETRY_PAUSE;
+use crate::limits::{GROW_RETRY_PAUSE, SPARE_EXTENT_BYTES_MIN};
 use crate::shm::core::Core;
 use crate::shm::free::TakenSlot;
 use crate::shm::grow::unused_slots;
@@ -129,15 +129,18 @@ impl Core {
             Some(Instant::now() + GROW_RETRY_PAUSE);
     }
 
-    /// Ask for the next extent when less than a quarter of one is left.
+    /// Ask for the next extent when less than a quarter of one is left; of large ones, which take long to make, as soon
+    /// as the last one is begun.
     fn grow_in_time(&self, ns: Namespace) {
         let extents = self.extents(ns);
-        let Some(per_extent) = extents.iter().map(|extent| u64::from(extent.slot_count)).max() else {
+        let Some(largest) = extents.iter().max_by_key(|extent| extent.slot_count) else {
             self.ask_to_grow(ns);
             return;
         };
+        let per_extent = u64::from(largest.slot_count);
+        let least = if largest.bytes >= SPARE_EXTENT_BYTES_MIN { per_extent } else { per_extent / 4 };
         if self.due_for_free_count(ns, (per_extent / 16).max(16))
-            && self.count_free_hints(&extents) < per_extent / 4
+            && self.count_free_hints(&extents) < least
             && self.may_grow(ns)
         {
             self.ask_to_grow(ns);
