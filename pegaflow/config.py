@@ -45,7 +45,6 @@ _NOT_YET = (
     "pd_tail_save",
     "pd_tail_load",
     "tp_shard_endpoints",
-    "use_hugepages",
     "enable_lfu_admission",
     "metaserver_addr",
     "nics",
@@ -74,6 +73,10 @@ class ConnectorConfig:
     """Size of the pool if this process creates it; ``None``: what fits (see ``Pool.open``)."""
     shm_dir: str = "/dev/shm"
     segment_bytes: int | None = None
+    use_hugepages: bool = False
+    """Keep the blocks of a pool that this process creates in reserved huge pages, if there are enough."""
+    hugepages_dir: str | None = None
+    """A directory on a hugetlbfs; ``None``: any that this user may write."""
     transfer_backend: str = "auto"
     """How blocks get to and from a GPU (see ``_native.CudaCopier``); without a GPU it means nothing."""
     cuda_ctas: int = 32
@@ -125,6 +128,13 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[Any, str], str]:
     return parse
 
 
+def _parse_bool(value: Any, name: str) -> bool:
+    text = str(value).lower()
+    if not isinstance(value, bool | str | int) or text not in ("true", "false", "1", "0"):
+        raise InvalidArgument(f"{name} must be true or false, not {value!r}.")
+    return text in ("true", "1")
+
+
 def _whole(least: int, most: int) -> Callable[[Any, str], int]:
     def parse(value: Any, name: str) -> int:
         text = str(value)
@@ -173,6 +183,8 @@ _OPTIONS = {
     "pool_size": _Option("pool_bytes", parse_size),
     "shm_dir": _Option("shm_dir", _parse_directory),
     "segment_size": _Option("segment_bytes", parse_size),
+    "use_hugepages": _Option("use_hugepages", _parse_bool),
+    "hugepages_dir": _Option("hugepages_dir", _parse_directory),
     "transfer_backend": _Option("transfer_backend", _one_of(TRANSFER_BACKENDS)),
     "cuda_ctas": _Option("cuda_ctas", _whole(1, CUDA_CTAS_MAX)),
     "cuda_ring_size": _Option("cuda_ring_bytes", _size_within(CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX)),

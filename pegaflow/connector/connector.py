@@ -377,6 +377,8 @@ def _open_pool(config: ConnectorConfig, engine_id: str) -> "Pool":
         pool_bytes=config.pool_bytes,
         segment_bytes=config.segment_bytes,
         label=f"vllm {config.instance_id or engine_id}",
+        huge_pages=config.use_hugepages,
+        huge_pages_dir=config.hugepages_dir,
     )
 
 

@@ -134,6 +134,8 @@ class WorkerHalf:
 
     def start_step(self, plan: StepPlan) -> None:
         """A step begins, before anything of it is queued on the device."""
+        if self._copies is not None and plan.runs_model:
+            self._copies.set_stepping(True)
         follower = self._follower
         if plan.unasked and follower is not None:
             self._follow(lambda: follower.everything(self._staged()))

@@ -179,3 +179,16 @@ def test_how_a_gpu_is_used_can_be_chosen() -> None:
 def test_wrong_numbers_for_a_gpu_are_refused_with_their_bounds(key: str, value: object, why: str) -> None:
     with pytest.raises(InvalidArgument, match=f"pegaflow.{key}.*{why}"):
         parse_config({f"pegaflow.{key}": value}, {})
+
+
+@pytest.mark.parametrize(("value", "expected"), [(True, True), (False, False), ("true", True), ("0", False), (1, True)])
+def test_huge_pages_are_wanted_or_not(value: object, expected: bool) -> None:
+    assert parse_config({"pegaflow.use_hugepages": value}, {}).use_hugepages is expected
+    extra = {"pegaflow.use_hugepages": True, "pegaflow.hugepages_dir": "/dev/hugepages"}
+    assert parse_config(extra, {}).hugepages_dir == "/dev/hugepages"
+
+
+@pytest.mark.parametrize(("key", "value"), [("use_hugepages", "yes"), ("use_hugepages", 2), ("hugepages_dir", "here")])
+def test_wrong_wishes_for_huge_pages_are_refused(key: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"pegaflow.{key} must be"):
+        parse_config({f"pegaflow.{key}": value}, {})

@@ -17,8 +17,25 @@ pub struct OpenOptions {
     pub create: bool,
     /// Shown by `pegaflow inspect` for this process.
     pub label: String,
+    /// Keep segments in huge pages that were reserved for good, if there are enough; `None`: in ordinary pages.
+    pub huge_pages: Option<HugePages>,
     /// Nameless: the pool lives in anonymous memory of this process and leaves nothing behind.
     pub private: bool,
+}
+
+/// Where to look for huge pages.
+#[derive(Clone, Debug)]
+pub struct HugePages {
+    /// A directory on a hugetlbfs; `None`: on any that this user may write.
+    pub dir: Option<PathBuf>,
+    /// Where the kernel's own file systems are; another one than `/` in tests only.
+    pub system_root: PathBuf,
+}
+
+impl Default for HugePages {
+    fn default() -> Self {
+        Self { dir: None, system_root: PathBuf::from("/") }
+    }
 }
 
 impl Default for OpenOptions {
@@ -30,6 +47,7 @@ impl Default for OpenOptions {
             slots_max: None,
             create: true,
             label: String::new(),
+            huge_pages: None,
             private: false,
         }
     }

@@ -26,7 +26,7 @@ pub mod shm;
 pub mod slot_space;
 mod sync;
 
-pub use config::OpenOptions;
+pub use config::{HugePages, OpenOptions};
 pub use error::{Error, ErrorKind, Result};
 pub use key::{BlockRef, Key};
 pub use shm::names;

@@ -1,9 +1,10 @@
 //! `pegaflow._native.Pool`.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use pegaflow_engine::{BlockRef, Error, ErrorKind, OpenOptions};
+use pegaflow_engine::{BlockRef, Error, ErrorKind, HugePages, OpenOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -69,7 +70,8 @@ pub(crate) fn counters<'py>(py: Python<'py>, counters: Vec<(&'static str, u64)>)
 impl Pool {
     #[staticmethod]
     #[pyo3(signature = (
-        name, *, shm_dir="/dev/shm", pool_bytes=None, segment_bytes=None, slots_max=None, create=true, label=""
+        name, *, shm_dir="/dev/shm", pool_bytes=None, segment_bytes=None, slots_max=None, create=true, label="",
+        huge_pages=false, huge_pages_dir=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn open(
@@ -81,6 +83,8 @@ impl Pool {
         slots_max: Option<u64>,
         create: bool,
         label: &str,
+        huge_pages: bool,
+        huge_pages_dir: Option<&str>,
     ) -> Result<Self> {
         let options = OpenOptions {
             shm_dir: shm_dir.into(),
@@ -89,6 +93,8 @@ impl Pool {
             slots_max,
             create,
             label: label.to_owned(),
+            huge_pages: huge_pages
+                .then(|| HugePages { dir: huge_pages_dir.map(PathBuf::from), ..HugePages::default() }),
             ..OpenOptions::default()
         };
         let pool = py.engine(|| pegaflow_engine::Pool::open(name, &options))?;

@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::limits::{CHAIN_HOPS_MAX, PROCESSES_MAX};
 use crate::shm::evict::name_of;
 use crate::shm::extent::{Extent, ExtentState};
+use crate::shm::file::Place;
 use crate::shm::geometry::slot_stride;
 use crate::shm::names::{parse_segment_file, segment_file};
 use crate::shm::namespace::facts;
@@ -106,7 +107,8 @@ fn check_extents(view: &View, extents: &[Extent], report: &mut Report) {
             check_segment_files(view, extent, report);
         }
     }
-    let files = std::fs::read_dir(&view.dir).into_iter().flatten().flatten();
+    let Place::Directory(home, _) = &view.home.place else { return };
+    let files = std::fs::read_dir(home).into_iter().flatten().flatten();
     for name in files.filter_map(|entry| entry.file_name().into_string().ok()) {
         if parse_segment_file(&name).is_some_and(|segment| !segments.contains(&segment)) {
             report.problem(format!("{name} belongs to no extent"));
@@ -123,7 +125,7 @@ fn check_segment_files(view: &View, extent: &Extent, report: &mut Report) {
     }
     for (segment, part_bytes) in extent.segments.iter().zip(&facts.part_bytes) {
         let needed = u64::from(extent.slot_count).saturating_mul(slot_stride(*part_bytes));
-        match view.place.open(&segment_file(*segment)).map(|file| file.metadata().map_or(0, |meta| meta.len())) {
+        match view.home.place.open(&segment_file(*segment)).map(|file| file.metadata().map_or(0, |meta| meta.len())) {
             Ok(bytes) if bytes >= needed => {}
             Ok(bytes) => report.problem(format!("segment {segment} has {bytes} bytes, its slots need {needed}")),
             Err(error) => report.problem(error.to_string()),

@@ -234,7 +234,7 @@ impl Blocks<'_> {
     fn bytes_of(&mut self, slot: u32, extent: &Extent, part: usize, part_bytes: u64) -> Option<&[u8]> {
         let segment = *extent.segments.get(part)?;
         let mapping = self.segments.entry(segment).or_insert_with(|| {
-            let file = self.view.place.open(&segment_file(segment)).ok()?;
+            let file = self.view.home.place.open(&segment_file(segment)).ok()?;
             let bytes = file.metadata().ok()?.len();
             Mapping::new(&file, bytes as usize).ok()
         });

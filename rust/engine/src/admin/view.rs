@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::shm::control::Control;
 use crate::shm::extent::Extent;
 use crate::shm::file::Place;
+use crate::shm::home::Home;
 use crate::shm::liveness::held_by_other;
 use crate::shm::names::{CONTROL, parse_pool_dir};
 use crate::shm::process::{Member, ProcessState, load};
@@ -16,7 +17,7 @@ use crate::shm::superblock::Superblock;
 pub(crate) struct View {
     pub(crate) name: String,
     pub(crate) dir: PathBuf,
-    pub(crate) place: Place,
+    pub(crate) home: Home,
     pub(crate) file: File,
     pub(crate) superblock: Superblock,
     pub(crate) control: Control,
@@ -36,7 +37,8 @@ impl View {
         let file = place.open(CONTROL)?;
         let superblock = Superblock::read(&file, &dir.join(CONTROL))?;
         let control = Control::map(&file, superblock.geometry)?;
-        Ok(Self { name, dir: dir.to_owned(), place, file, superblock, control })
+        let home = Home::open(&place, &file, &superblock)?;
+        Ok(Self { name, dir: dir.to_owned(), home, file, superblock, control })
     }
 
     /// Rows in use, living or dead.

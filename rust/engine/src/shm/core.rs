@@ -11,6 +11,7 @@ use crate::shm::evict::EvictQueue;
 use crate::shm::extent::{Extents, SegmentKey};
 use crate::shm::file::Place;
 use crate::shm::free::FreeCursor;
+use crate::shm::home::Home;
 use crate::shm::lease::Pins;
 use crate::shm::liveness::LockFile;
 use crate::shm::lock::{SlowHolders, begin_operation};
@@ -36,6 +37,8 @@ pub(crate) type ExtentCache = HashMap<u32, Arc<Extents>>;
 pub(crate) struct Core {
     pub(crate) name: String,
     pub(crate) place: Place,
+    /// Where its segments are.
+    pub(crate) home: Home,
     pub(crate) control: Control,
     pub(crate) lock_file: LockFile,
     pub(crate) me: Member,
@@ -62,11 +65,12 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(name: &str, place: Place, control: Control, lock_file: LockFile, me: Member) -> Self {
+    pub(crate) fn new(name: &str, place: Place, home: Home, control: Control, lock_file: LockFile, me: Member) -> Self {
         let slots_max = control.geometry().slots_max as usize;
         Self {
             name: name.to_owned(),
             place,
+            home,
             control,
             lock_file,
             me,

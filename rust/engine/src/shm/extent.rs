@@ -207,7 +207,7 @@ impl Core {
     }
 
     fn map_segment(&self, key: SegmentKey, segment: u32) -> Option<Arc<Mapping>> {
-        let mapping = self.place.open(&segment_file(segment)).and_then(|file| {
+        let mapping = self.home.place.open(&segment_file(segment)).and_then(|file| {
             let bytes = file.metadata().map(|meta| meta.len()).unwrap_or(0);
             Mapping::new(&file, bytes as usize)
         });

@@ -7,7 +7,8 @@ use crate::limits::{
 };
 use crate::shm::rows::{ExtentRow, NamespaceRow, PoolHeader, ProcessRow, SlotHeader, Stripe};
 
-const PAGE: u64 = 4096;
+/// Bytes of an ordinary page, and of what tables and parts are aligned to.
+pub(crate) const PAGE: u64 = 4096;
 const _: () = assert!(LABEL_BYTES_MAX.is_multiple_of(8));
 
 /// The numbers that the creator chose; everything else follows.
@@ -36,10 +37,15 @@ pub(crate) struct Offsets {
 }
 
 impl Geometry {
-    /// Choose sizes for a new pool of `pool_bytes`.
-    pub(crate) fn choose(pool_bytes: u64, segment_bytes: Option<u64>, slots_max: Option<u64>) -> Result<Self> {
+    /// Choose sizes for a new pool of `pool_bytes` in pages of `page_bytes`.
+    pub(crate) fn choose(
+        pool_bytes: u64,
+        segment_bytes: Option<u64>,
+        slots_max: Option<u64>,
+        page_bytes: u64,
+    ) -> Result<Self> {
         let automatic = (pool_bytes / 16).clamp(1 << 20, SEGMENT_BYTES_DEFAULT).min(pool_bytes);
-        let segment_bytes = segment_bytes.unwrap_or(automatic) / PAGE * PAGE;
+        let segment_bytes = segment_bytes.unwrap_or(automatic).max(page_bytes) / page_bytes * page_bytes;
         let pool_bytes = pool_bytes.checked_div(segment_bytes).map_or(0, |count| count * segment_bytes);
         let slots = slots_max.unwrap_or(pool_bytes / (16 << 10)).clamp(SLOTS_MIN, SLOTS_MAX);
         let geometry = Self { pool_bytes, segment_bytes, slots_max: slots.div_ceil(SLOTS_PER_RANGE) * SLOTS_PER_RANGE };
@@ -128,22 +134,31 @@ mod tests {
 
     #[test]
     fn small_pools_get_small_segments() {
-        let geometry = Geometry::choose(64 << 20, None, None).unwrap();
+        let geometry = Geometry::choose(64 << 20, None, None, PAGE).unwrap();
         assert_eq!((geometry.segment_bytes, geometry.segments_max()), (4 << 20, 16));
-        assert_eq!(Geometry::choose(30_000_000_000, None, None).unwrap().segment_bytes, 1 << 30);
+        assert_eq!(Geometry::choose(30_000_000_000, None, None, PAGE).unwrap().segment_bytes, 1 << 30);
+    }
+
+    #[test]
+    fn segments_are_whole_pages_of_any_size() {
+        let huge = 2 << 20;
+        assert_eq!(Geometry::choose(30_000_000_000, None, None, huge).unwrap().segment_bytes, 1 << 30);
+        assert_eq!(Geometry::choose(33 << 20, Some(5 << 20), None, huge).unwrap().segment_bytes, 4 << 20);
+        assert_eq!(Geometry::choose(8 << 20, None, None, huge).unwrap().segment_bytes, huge);
+        assert!(Geometry::choose(1 << 20, None, None, huge).is_err());
     }
 
     #[test]
     fn impossible_sizes_are_refused() {
-        assert!(Geometry::choose(1000, None, None).is_err());
-        assert!(Geometry::choose(1 << 30, Some(100), None).is_err());
-        assert!(Geometry::choose(1 << 50, Some(1 << 20), None).is_err());
-        assert!(Geometry::choose(1 << 20, Some(2 << 20), None).is_err());
+        assert!(Geometry::choose(1000, None, None, PAGE).is_err());
+        assert!(Geometry::choose(1 << 30, Some(100), None, PAGE).is_err());
+        assert!(Geometry::choose(1 << 50, Some(1 << 20), None, PAGE).is_err());
+        assert!(Geometry::choose(1 << 20, Some(2 << 20), None, PAGE).is_err());
     }
 
     #[test]
     fn tables_do_not_overlap() {
-        let offsets = Geometry::choose(1 << 30, None, Some(1 << 20)).unwrap().offsets();
+        let offsets = Geometry::choose(1 << 30, None, Some(1 << 20), PAGE).unwrap().offsets();
         let starts = [
             size_of::<PoolHeader>(),
             offsets.processes,

@@ -96,17 +96,18 @@ impl Core {
         for (part, (segment, part_bytes)) in extent.segments.iter().zip(&info.part_bytes).enumerate() {
             let name = segment_file(*segment);
             // Left by somebody who died before this segment number was claimed anew.
-            self.place.remove(&name);
-            let file = self.place.create(&name)?;
+            self.home.place.remove(&name);
+            let file = self.home.place.create(&name)?;
             crate::crash_point::pass("grow.segment_created");
             let bytes = u64::from(extent.slot_count).checked_mul(slot_stride(*part_bytes));
-            let bytes = bytes.and_then(|bytes| bytes.checked_next_multiple_of(4096)).ok_or_else(|| {
+            let bytes = bytes.and_then(|bytes| bytes.checked_next_multiple_of(self.home.page_bytes)).ok_or_else(|| {
                 Error::corrupt(format!("extent {} has impossible sizes: remove the pool", extent.index))
             })?;
             set_length(&file, bytes)?;
-            let mapping = Arc::new(Mapping::new(&file, bytes as usize)?);
+            let mapping = Mapping::new(&file, bytes as usize).map_err(|error| self.home.explain(bytes, error))?;
+            let mapping = Arc::new(mapping);
             self.furnish(&mapping, info.id, part);
-            self.place.claim(&file, 0, bytes, "cached blocks")?;
+            self.home.claim(&file, bytes)?;
             self.keep_segment((extent.index, extent.generation, part as u32), mapping);
             self.stats.segments_created.add(1);
         }
@@ -172,7 +173,7 @@ impl Core {
             extent.slots().for_each(|slot| self.clear_header(slot));
         }
         for segment in &extent.segments {
-            self.place.remove(&segment_file(*segment));
+            self.home.place.remove(&segment_file(*segment));
         }
         let row = &self.control.extents()[extent.index as usize];
         store_state(row, extent.generation, 0, ExtentState::Free);

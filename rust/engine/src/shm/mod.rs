@@ -12,6 +12,8 @@ mod fork;
 pub(crate) mod free;
 pub(crate) mod geometry;
 pub(crate) mod grow;
+pub(crate) mod home;
+pub(crate) mod huge;
 mod index;
 mod lease;
 #[cfg(not(loom))]

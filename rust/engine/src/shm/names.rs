@@ -49,6 +49,17 @@ pub(crate) fn parse_pool_dir(dir_name: &str) -> Option<PoolDirName> {
     Some(PoolDirName { version: version.parse().ok()?, uid: uid.parse().ok()?, name: name.to_owned() })
 }
 
+/// How the names of directories begin that hold segments of the pool in directory `pool_dir_name` on file system
+/// `device`, where they do not lie beside its control file.
+pub(crate) fn segments_dir_prefix(pool_dir_name: &str, device: u64) -> String {
+    format!("pegaflow-segments-{}-{device:x}-", pool_dir_name.strip_prefix("pegaflow-").unwrap_or(pool_dir_name))
+}
+
+/// Name of the one that belongs to the pool of this id.
+pub(crate) fn segments_dir_name(pool_dir_name: &str, device: u64, pool_id: u64) -> String {
+    format!("{}{pool_id:016x}", segments_dir_prefix(pool_dir_name, device))
+}
+
 /// File name of segment `segment`.
 pub(crate) fn segment_file(segment: u32) -> String {
     format!("{SEGMENT}{segment:05}")
@@ -70,6 +81,14 @@ mod tests {
         let parsed = parse_pool_dir(dir.file_name().unwrap().to_str().unwrap()).unwrap();
         assert_eq!(parsed, PoolDirName { version: LAYOUT_VERSION, uid: 1000, name: "llama-3.1_8b".into() });
         assert_eq!(parse_segment_file(&segment_file(77)), Some(77));
+    }
+
+    #[test]
+    fn directories_of_segments_are_no_pools_and_tell_pools_apart() {
+        let name = segments_dir_name("pegaflow-v1-0-a", 0x1f, 7);
+        assert_eq!(name, "pegaflow-segments-v1-0-a-1f-0000000000000007");
+        assert_eq!(parse_pool_dir(&name), None);
+        assert!(!segments_dir_name("pegaflow-v1-0-a-1f", 0x1f, 7).ends_with(&name));
     }
 
     #[test]

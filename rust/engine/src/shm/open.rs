@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::config::OpenOptions;
@@ -13,7 +13,9 @@ use crate::shm::clock::unix_seconds;
 use crate::shm::control::Control;
 use crate::shm::core::Core;
 use crate::shm::file::{Place, free_bytes, io_error, make_dir, set_length};
-use crate::shm::geometry::Geometry;
+use crate::shm::geometry::{Geometry, PAGE};
+use crate::shm::home::{self, Home};
+use crate::shm::huge::{self, HugeMount};
 use crate::shm::liveness::LockFile;
 use crate::shm::names::{CONTROL, CONTROL_NEW, pool_dir};
 use crate::shm::process::register;
@@ -27,7 +29,7 @@ const CLOCK_START: u64 = 1 << 40;
 pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
     crate::crash_point::arm_from_environment()?;
     if options.private {
-        let (file, superblock) = create_control(&Place::Anonymous, CONTROL, options)?;
+        let (file, superblock) = create_control(&Place::Anonymous, CONTROL, options, None)?;
         // Nobody else can attach, so nobody asks whether this process lives.
         let lock_file = file.try_clone().map_err(|error| io_error("open", Path::new(name), &error))?;
         return Ok((attach(name, Place::Anonymous, &file, lock_file, superblock, &options.label)?, true));
@@ -96,24 +98,65 @@ fn create_named(dir: &Path, options: &OpenOptions) -> Result<bool> {
     let place = Place::directory(dir)?;
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos());
     let new_name = format!("{CONTROL_NEW}{}.{nanos}", std::process::id());
-    let created = create_control(&place, &new_name, options).and_then(|_| {
+    let written = create_control(&place, &new_name, options, Some(dir));
+    let home = written.as_ref().ok().and_then(|(file, superblock)| home::read_name(file, superblock).ok().flatten());
+    let created = written.and_then(|_| {
         crate::crash_point::pass("create.control_written");
         place.link(&new_name, CONTROL)
     });
     crate::crash_point::pass("create.linked");
     place.remove(&new_name);
+    if let Some(home) = home {
+        match created {
+            Ok(true) => home::sweep(dir, &home),
+            _ => home::remove(&home)?,
+        }
+    }
     created
 }
 
-fn create_control(place: &Place, file_name: &str, options: &OpenOptions) -> Result<(File, Superblock)> {
-    let pool_bytes = match options.pool_bytes {
-        Some(bytes) => bytes,
-        None => POOL_BYTES_DEFAULT.min(free_bytes(&options.shm_dir)? / 2),
-    };
-    let geometry = Geometry::choose(pool_bytes, options.segment_bytes, options.slots_max)?;
+/// The hugetlbfs for a new pool's segments, and the directory there, if that is wanted and possible.
+fn choose_home(options: &OpenOptions, pool_dir: &Path, pool_id: u64) -> Option<(HugeMount, PathBuf)> {
+    let wanted = options.huge_pages.as_ref()?;
+    let made = huge::choose(wanted, options.pool_bytes).and_then(|mount| {
+        let dir = home::create(&mount, pool_dir, pool_id).map_err(|error| error.to_string())?;
+        Ok((mount, dir))
+    });
+    made.map_err(|reason| log::warn!("pegaflow: no huge pages for this pool ({reason}), so it is in ordinary ones"))
+        .ok()
+}
+
+/// Create a control file in `place`; segments may lie elsewhere if the pool has a directory.
+fn create_control(
+    place: &Place,
+    file_name: &str,
+    options: &OpenOptions,
+    pool_dir: Option<&Path>,
+) -> Result<(File, Superblock)> {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos() as u64);
     let pool_id = nanos ^ u64::from(std::process::id()) << 32;
-    let superblock = Superblock { geometry, created_unix_s: unix_seconds(), pool_id };
+    let home = pool_dir.and_then(|dir| choose_home(options, dir, pool_id));
+    let written = write_control(place, file_name, options, pool_id, home.as_ref());
+    if let (Err(_), Some((_, dir))) = (&written, &home) {
+        home::remove(dir)?;
+    }
+    written
+}
+
+fn write_control(
+    place: &Place,
+    file_name: &str,
+    options: &OpenOptions,
+    pool_id: u64,
+    home: Option<&(HugeMount, PathBuf)>,
+) -> Result<(File, Superblock)> {
+    let pool_bytes = match (options.pool_bytes, home) {
+        (Some(bytes), _) => bytes,
+        (None, Some((mount, _))) => POOL_BYTES_DEFAULT.min(mount.free_bytes),
+        (None, None) => POOL_BYTES_DEFAULT.min(free_bytes(&options.shm_dir)? / 2),
+    };
+    let page_bytes = home.map_or(0, |(mount, _)| mount.page_bytes);
+    let geometry = Geometry::choose(pool_bytes, options.segment_bytes, options.slots_max, page_bytes.max(PAGE))?;
     let offsets = geometry.offsets();
     let file = place.create(file_name)?;
     set_length(&file, offsets.end as u64)?;
@@ -121,6 +164,8 @@ fn create_control(place: &Place, file_name: &str, options: &OpenOptions) -> Resu
     let control = Control::map(&file, geometry)?;
     control.header().clock.store(CLOCK_START, Relaxed);
     control.header().last_used_unix_s.store(unix_seconds(), Relaxed);
+    let name_checksum = home.map_or(Ok(0), |(_, dir)| home::write_name(&file, dir))?;
+    let superblock = Superblock { geometry, created_unix_s: unix_seconds(), pool_id, page_bytes, name_checksum };
     let words: Vec<u8> = superblock.encode().iter().flat_map(|word| word.to_le_bytes()).collect();
     file.write_all_at(&words, 0)
         .map_err(|error| Error::new(ErrorKind::ShmFull, format!("cannot write the pool's superblock: {error}")))?;
@@ -129,9 +174,10 @@ fn create_control(place: &Place, file_name: &str, options: &OpenOptions) -> Resu
 
 fn attach(name: &str, place: Place, file: &File, lock_file: File, superblock: Superblock, label: &str) -> Result<Core> {
     let control = Control::map(file, superblock.geometry)?;
+    let home = Home::open(&place, file, &superblock)?;
     let lock_file = LockFile::new(lock_file)?;
     let registered = register(&control, &lock_file, label)?;
-    let core = Core::new(name, place, control, lock_file, registered.me);
+    let core = Core::new(name, place, home, control, lock_file, registered.me);
     if let Some(inherited) = registered.inherited {
         core.clear_inherited(&inherited);
     }

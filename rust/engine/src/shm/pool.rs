@@ -243,7 +243,7 @@ impl Pool {
                 .filter(|state| state.generation == block.generation() && state.state != State::Free)
         });
         let Some((extent, offset, bytes)) = live.and_then(|_| core.place_of(block, part)) else { return Ok(None) };
-        match &core.place {
+        match &core.home.place {
             Place::Directory(dir, _) => {
                 Ok(Some((dir.join(segment_file(extent.segments[part as usize])), offset, bytes)))
             }

@@ -4,6 +4,7 @@
 //! been checked. Plain words only: no pointers, no `Drop`, no reference counts.
 
 use crate::limits::{LABEL_BYTES_MAX, PARTS_MAX};
+use crate::shm::home::{NAME_BYTES, NAME_OFFSET};
 use crate::sync::{AtomicU32, AtomicU64, Relaxed, SpareWord};
 
 /// Marks records that may be mapped: `repr(C)`, all fields atomic, every bit pattern valid.
@@ -36,7 +37,9 @@ pub(crate) struct PoolHeader {
     pub(crate) rebuilds: AtomicU64,
     /// Nonzero: blocks may have lost the block before them; see `orphans.rs`.
     pub(crate) orphans_expected: AtomicU64,
-    pub(crate) spare: [SpareWord; 488],
+    /// Name of the directory of its segments, zero padded; never changes after creation. See `home.rs`.
+    pub(crate) segments_dir: [SpareWord; 64],
+    pub(crate) spare: [SpareWord; 424],
 }
 
 /// One attached process. It is alive while it holds the OFD lock on its byte of the control file.
@@ -129,6 +132,7 @@ pub(crate) struct SlotHeader {
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<PoolHeader>() == 4096);
+    assert!(std::mem::offset_of!(PoolHeader, segments_dir) == NAME_OFFSET as usize && NAME_BYTES == 64 * 8);
     assert!(size_of::<ProcessRow>() == 128);
     assert!(size_of::<NamespaceRow>() == 704);
     assert!(size_of::<ExtentRow>() == 320);

@@ -21,6 +21,10 @@ pub(crate) struct Superblock {
     pub(crate) geometry: Geometry,
     pub(crate) created_unix_s: u64,
     pub(crate) pool_id: u64,
+    /// Size of the pages that segments lie in, in a directory of their own; 0: ordinary ones, beside the control file.
+    pub(crate) page_bytes: u64,
+    /// Checksum of that directory's name; see `home.rs`.
+    pub(crate) name_checksum: u64,
 }
 
 impl Superblock {
@@ -34,6 +38,8 @@ impl Superblock {
         words[4] = self.geometry.slots_max;
         words[5] = self.created_unix_s;
         words[6] = self.pool_id;
+        words[7] = self.page_bytes;
+        words[8] = self.name_checksum;
         words[WORDS - 1] = checksum(&words);
         words
     }
@@ -67,12 +73,16 @@ impl Superblock {
         if let Err(reason) = geometry.check() {
             return refuse(format!("has an impossible geometry ({reason})"));
         }
+        let page_bytes = words[7];
+        if page_bytes != 0 && !(page_bytes.is_power_of_two() && geometry.segment_bytes.is_multiple_of(page_bytes)) {
+            return refuse(format!("has impossible pages of {page_bytes} bytes"));
+        }
         let expected = geometry.offsets().end as u64;
         let actual = file.metadata().map(|meta| meta.len()).unwrap_or(0);
         if actual != expected {
             return refuse(format!("has {actual} bytes instead of {expected}"));
         }
-        Ok(Self { geometry, created_unix_s: words[5], pool_id: words[6] })
+        Ok(Self { geometry, created_unix_s: words[5], pool_id: words[6], page_bytes, name_checksum: words[8] })
     }
 }
 
