@@ -114,10 +114,20 @@ def huge_pages(host: Host) -> Finding:
     choice = enabled.partition("[")[2].partition("]")[0] or "absent"
     transparent = f"transparent for shared memory: {choice}"
     if total:
-        return Finding(name, OK, f"{free} of {total} x {format_bytes(page_bytes)} free; {transparent}")
+        value = f"{free} of {total} x {format_bytes(page_bytes)} free; {transparent}"
+        mounts = host.mounts_of_kind("hugetlbfs")
+        if not mounts:
+            return Finding(name, INFO, value, "Mount a hugetlbfs, so that pegaflow.use_hugepages can use them.")
+        if not any(host.writable(mount.path) for mount in mounts):
+            advice = f"This user may not write to {mounts[0].path}: mount it with uid= of vLLM's user."
+            return Finding(name, INFO, value, advice)
+        return Finding(name, OK, f"{value}; hugetlbfs at {', '.join(mount.path for mount in mounts)}")
     if choice in ("always", "within_size", "advise", "force"):
         return Finding(name, OK, f"none reserved; {transparent}")
-    advice = "Optional: they make pinning faster. Reserve some and use a hugetlbfs mount as pegaflow.shm_dir."
+    advice = (
+        "Optional: they make page-locking for GPUs faster. Reserve some (sysctl vm.nr_hugepages), mount a hugetlbfs and "
+        "set pegaflow.use_hugepages, or allow transparent ones (echo advise > shmem_enabled)."
+    )
     return Finding(name, INFO, f"none reserved; {transparent}", advice)
 
 

@@ -81,6 +81,10 @@ class Host:
                 best = mount
         return best
 
+    def mounts_of_kind(self, kind: str) -> list[Mount]:
+        """All mounts of a kind of file system."""
+        return [mount for mount in self._mounts() if mount.kind == kind]
+
     def _mounts(self) -> list[Mount]:
         found = []
         for line in (self.text("/proc/self/mountinfo") or "").splitlines():

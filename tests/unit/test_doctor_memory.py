@@ -1,12 +1,13 @@
 """What ``pegaflow doctor`` says about memory, on hosts made of files."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pegaflow.cli import checks_memory
 from pegaflow.cli.finding import ERROR, INFO, OK, WARNING
-from tests.unit.made_up_host import GIB, made_up_host
+from tests.unit.made_up_host import GIB, TMPFS_LINE, made_up_host
 
 SHM = "/dev/shm"
 
@@ -119,8 +120,20 @@ def test_huge_pages_are_counted_in_bytes(tmp_path: Path) -> None:
     )
     host.put("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size [advise] never deny force\n")
     finding = checks_memory.huge_pages(host)
-    assert finding.level == OK
+    assert (finding.level, "Mount a hugetlbfs" in finding.advice) == (INFO, True)
     assert finding.value == "500 of 512 x 2 MiB free; transparent for shared memory: advise"
+
+
+def test_huge_pages_need_a_hugetlbfs_that_this_user_may_write(tmp_path: Path) -> None:
+    host = made_up_host(tmp_path)
+    host.put("/proc/meminfo", "HugePages_Total: 512\nHugePages_Free: 500\nHugepagesize: 2048 kB\n")
+    mount = "40 24 0:31 / /dev/hugepages rw,relatime shared:9 - hugetlbfs hugetlbfs rw,pagesize=2M\n"
+    host.put("/proc/self/mountinfo", f"{TMPFS_LINE}\n{mount}")
+    finding = checks_memory.huge_pages(host)
+    assert finding.level == OK
+    assert finding.value.endswith("hugetlbfs at /dev/hugepages")
+    finding = checks_memory.huge_pages(replace(host, may_write=False))
+    assert (finding.level, "uid=" in finding.advice) == (INFO, True)
 
 
 def test_logout_of_the_last_session_deletes_pools_unless_told_not_to(tmp_path: Path) -> None:

@@ -199,3 +199,28 @@ fn a_block_leased_by_itself_does_not_outlive_the_blocks_before_it() {
     assert_eq!(store(&pool, ns, 1000..1043), 43);
     assert_eq!(pool.lookup(ns, &keys(0..32), 0).unwrap(), 21, "the leased block and all before it, nothing behind it");
 }
+
+#[test]
+fn of_large_extents_there_is_always_one_to_spare() {
+    let dir = ShmDir::new("spare");
+    let pool = Pool::open("p", &dir.options(768 * MIB, 256 * MIB)).unwrap();
+    let ns = namespace(&pool, &[MIB]);
+    assert!(!reserve(&pool, ns, &keys(0..20)).is_empty());
+    let segments = || pool.stats().into_iter().find(|(name, _)| *name == "segments_created").unwrap().1;
+    let started = std::time::Instant::now();
+    while segments() < 2 {
+        assert!(started.elapsed().as_secs() < 60, "no second extent, though most of the first is free");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn nodes_are_given_for_every_part_or_not_at_all() {
+    let dir = ShmDir::new("nodes");
+    let pool = Pool::open("p", &dir.options(4 * MIB, MIB)).unwrap();
+    let ns = namespace(&pool, &[4096, 4096]);
+    assert_eq!(pool.set_nodes(ns, vec![None]).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    // Nodes that are not there cost a line in the log.
+    pool.set_nodes(ns, vec![Some(0), Some(900)]).unwrap();
+    assert_eq!(store(&pool, ns, 0..10), 10);
+}

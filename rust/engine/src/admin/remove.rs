@@ -8,9 +8,9 @@ use super::view::{View, pool_name};
 use crate::config::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::shm::file::{Place, io_error};
-use crate::shm::home;
 use crate::shm::names::{CONTROL, parse_segment_file};
 use crate::shm::pool::Pool;
+use crate::shm::segments_dir;
 use crate::shm::superblock::Superblock;
 use crate::sync::Relaxed;
 
@@ -92,10 +92,10 @@ fn name_aside(path: &Path) -> PathBuf {
 /// Delete a directory that holds nothing but a pool's files, and what it names elsewhere before that.
 fn delete(dir: &Path) -> Result<()> {
     let control = Place::directory(dir).and_then(|place| place.open(CONTROL));
-    let home = control.and_then(|file| home::read_name(&file, &Superblock::read(&file, dir)?));
+    let home = control.and_then(|file| segments_dir::read_name(&file, &Superblock::read(&file, dir)?));
     // Of a control file that is damaged, or not there yet, nothing is known.
     if let Ok(Some(home)) = home {
-        home::remove(&home)?;
+        segments_dir::remove(&home)?;
     }
     let entries = std::fs::read_dir(dir).map_err(|error| io_error("list", dir, &error))?;
     for name in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {

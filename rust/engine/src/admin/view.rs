@@ -11,6 +11,7 @@ use crate::shm::home::Home;
 use crate::shm::liveness::held_by_other;
 use crate::shm::names::{CONTROL, parse_pool_dir};
 use crate::shm::process::{Member, ProcessState, load};
+use crate::shm::segments_dir;
 use crate::shm::superblock::Superblock;
 
 /// One pool, mapped.
@@ -37,7 +38,7 @@ impl View {
         let file = place.open(CONTROL)?;
         let superblock = Superblock::read(&file, &dir.join(CONTROL))?;
         let control = Control::map(&file, superblock.geometry)?;
-        let home = Home::open(&place, &file, &superblock)?;
+        let home = segments_dir::open(&place, &file, &superblock)?;
         Ok(Self { name, dir: dir.to_owned(), home, file, superblock, control })
     }
 

@@ -13,6 +13,7 @@ pub(crate) mod free;
 pub(crate) mod geometry;
 pub(crate) mod grow;
 pub(crate) mod home;
+#[cfg(not(loom))]
 pub(crate) mod huge;
 mod index;
 mod lease;
@@ -39,6 +40,8 @@ mod recency;
 pub(crate) mod reserve;
 mod retire;
 pub(crate) mod rows;
+#[cfg(not(loom))]
+pub(crate) mod segments_dir;
 #[cfg(not(loom))]
 mod space;
 pub(crate) mod state;

@@ -14,11 +14,11 @@ use crate::shm::control::Control;
 use crate::shm::core::Core;
 use crate::shm::file::{Place, free_bytes, io_error, make_dir, set_length};
 use crate::shm::geometry::{Geometry, PAGE};
-use crate::shm::home::{self, Home};
 use crate::shm::huge::{self, HugeMount};
 use crate::shm::liveness::LockFile;
 use crate::shm::names::{CONTROL, CONTROL_NEW, pool_dir};
 use crate::shm::process::register;
+use crate::shm::segments_dir;
 use crate::shm::superblock::Superblock;
 use crate::sync::Relaxed;
 
@@ -99,7 +99,8 @@ fn create_named(dir: &Path, options: &OpenOptions) -> Result<bool> {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos());
     let new_name = format!("{CONTROL_NEW}{}.{nanos}", std::process::id());
     let written = create_control(&place, &new_name, options, Some(dir));
-    let home = written.as_ref().ok().and_then(|(file, superblock)| home::read_name(file, superblock).ok().flatten());
+    let home =
+        written.as_ref().ok().and_then(|(file, superblock)| segments_dir::read_name(file, superblock).ok().flatten());
     let created = written.and_then(|_| {
         crate::crash_point::pass("create.control_written");
         place.link(&new_name, CONTROL)
@@ -108,8 +109,8 @@ fn create_named(dir: &Path, options: &OpenOptions) -> Result<bool> {
     place.remove(&new_name);
     if let Some(home) = home {
         match created {
-            Ok(true) => home::sweep(dir, &home),
-            _ => home::remove(&home)?,
+            Ok(true) => segments_dir::sweep(dir, &home),
+            _ => segments_dir::remove(&home)?,
         }
     }
     created
@@ -119,7 +120,7 @@ fn create_named(dir: &Path, options: &OpenOptions) -> Result<bool> {
 fn choose_home(options: &OpenOptions, pool_dir: &Path, pool_id: u64) -> Option<(HugeMount, PathBuf)> {
     let wanted = options.huge_pages.as_ref()?;
     let made = huge::choose(wanted, options.pool_bytes).and_then(|mount| {
-        let dir = home::create(&mount, pool_dir, pool_id).map_err(|error| error.to_string())?;
+        let dir = segments_dir::create(&mount, pool_dir, pool_id).map_err(|error| error.to_string())?;
         Ok((mount, dir))
     });
     made.map_err(|reason| log::warn!("pegaflow: no huge pages for this pool ({reason}), so it is in ordinary ones"))
@@ -138,7 +139,7 @@ fn create_control(
     let home = pool_dir.and_then(|dir| choose_home(options, dir, pool_id));
     let written = write_control(place, file_name, options, pool_id, home.as_ref());
     if let (Err(_), Some((_, dir))) = (&written, &home) {
-        home::remove(dir)?;
+        segments_dir::remove(dir)?;
     }
     written
 }
@@ -164,7 +165,7 @@ fn write_control(
     let control = Control::map(&file, geometry)?;
     control.header().clock.store(CLOCK_START, Relaxed);
     control.header().last_used_unix_s.store(unix_seconds(), Relaxed);
-    let name_checksum = home.map_or(Ok(0), |(_, dir)| home::write_name(&file, dir))?;
+    let name_checksum = home.map_or(Ok(0), |(_, dir)| segments_dir::write_name(&file, dir))?;
     let superblock = Superblock { geometry, created_unix_s: unix_seconds(), pool_id, page_bytes, name_checksum };
     let words: Vec<u8> = superblock.encode().iter().flat_map(|word| word.to_le_bytes()).collect();
     file.write_all_at(&words, 0)
@@ -174,7 +175,7 @@ fn write_control(
 
 fn attach(name: &str, place: Place, file: &File, lock_file: File, superblock: Superblock, label: &str) -> Result<Core> {
     let control = Control::map(file, superblock.geometry)?;
-    let home = Home::open(&place, file, &superblock)?;
+    let home = segments_dir::open(&place, file, &superblock)?;
     let lock_file = LockFile::new(lock_file)?;
     let registered = register(&control, &lock_file, label)?;
     let core = Core::new(name, place, home, control, lock_file, registered.me);

@@ -4,7 +4,8 @@
 //! been checked. Plain words only: no pointers, no `Drop`, no reference counts.
 
 use crate::limits::{LABEL_BYTES_MAX, PARTS_MAX};
-use crate::shm::home::{NAME_BYTES, NAME_OFFSET};
+#[cfg(not(loom))]
+use crate::shm::segments_dir::{NAME_BYTES, NAME_OFFSET};
 use crate::sync::{AtomicU32, AtomicU64, Relaxed, SpareWord};
 
 /// Marks records that may be mapped: `repr(C)`, all fields atomic, every bit pattern valid.
@@ -37,7 +38,7 @@ pub(crate) struct PoolHeader {
     pub(crate) rebuilds: AtomicU64,
     /// Nonzero: blocks may have lost the block before them; see `orphans.rs`.
     pub(crate) orphans_expected: AtomicU64,
-    /// Name of the directory of its segments, zero padded; never changes after creation. See `home.rs`.
+    /// Name of the directory of its segments, zero padded; never changes after creation. See `segments_dir.rs`.
     pub(crate) segments_dir: [SpareWord; 64],
     pub(crate) spare: [SpareWord; 424],
 }

@@ -23,7 +23,7 @@ pub(crate) struct Superblock {
     pub(crate) pool_id: u64,
     /// Size of the pages that segments lie in, in a directory of their own; 0: ordinary ones, beside the control file.
     pub(crate) page_bytes: u64,
-    /// Checksum of that directory's name; see `home.rs`.
+    /// Checksum of that directory's name; see `segments_dir.rs`.
     pub(crate) name_checksum: u64,
 }
 

@@ -51,7 +51,7 @@ zeroed!(AtomicU32 AtomicU64 LocalU64);
 zeroed! {
     PoolHeader {
         fixed, clock, last_used_unix_s, structure_lock, extents_version, quarantine_pending, rebuild_wanted, rebuilds,
-        orphans_expected, spare
+        orphans_expected, segments_dir, spare
     }
     ProcessRow { state, leader, pid, started_unix_s, flags, spare, label }
     NamespaceRow { state, epoch, fingerprint, group, parts, frees, horizon, spare, label, part_bytes }

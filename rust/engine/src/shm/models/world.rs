@@ -15,6 +15,7 @@ use crate::shm::extent::Extent;
 use crate::shm::file::Place;
 use crate::shm::geometry::Geometry;
 use crate::shm::grow::Grown;
+use crate::shm::home::Home;
 use crate::shm::liveness::{LockFile, Locks};
 use crate::shm::models::memory::Memory;
 use crate::shm::namespace::{Identity, Namespace};
@@ -106,7 +107,8 @@ impl World {
         let number = 1 + crate::limits::PROCESSES_MAX as u64 - self.free_rows();
         let lock_file = LockFile::of(&self.locks, number).expect("a file of its own");
         let me = register(&control, &lock_file, "").expect("a free row").me;
-        let core = Core::new("model", Place::Anonymous, control, lock_file, me);
+        let home = Home::beside(&Place::Anonymous);
+        let core = Core::new("model", Place::Anonymous, home, control, lock_file, me);
         let ns = core.namespace(&[7; 32], 0, &[64], "").expect("a free row");
         let (bytes, locks) = (Arc::clone(&self.bytes), Arc::clone(&self.locks));
         Process { core, ns, bytes, locks, keys: self.keys }
