@@ -46,9 +46,10 @@ class Pool:
 
         ``pool_bytes`` (default: the smaller of 30 GB and half of what ``shm_dir`` has left), ``segment_bytes``
         (default 1 GiB, less for small pools) and ``slots_max`` (default ``pool_bytes / 16 KiB``, at least 4,096) are
-        only used by the creator; an existing pool keeps its own geometry. So are ``huge_pages`` (keep blocks in reserved
-        huge pages if there are enough of them, with a line in the log if not) and ``huge_pages_dir`` (a directory on a
-        hugetlbfs; default: the mount with the most free pages that this user may write). ``label`` is shown by ``pegaflow inspect``.
+        only used by the creator; an existing pool keeps its own geometry. So are ``huge_pages`` (keep blocks in
+        reserved huge pages if there are enough, with a line in the log if not) and ``huge_pages_dir`` (a directory on a
+        hugetlbfs; default: the mount with the most free pages that this user may write). ``label`` is shown by
+        ``pegaflow inspect``.
 
         Raises ``PoolNotFound``, ``PoolRefused``, ``ShmFull``, ``PoolBusy`` (process table full).
         """

@@ -125,8 +125,8 @@ def huge_pages(host: Host) -> Finding:
     if choice in ("always", "within_size", "advise", "force"):
         return Finding(name, OK, f"none reserved; {transparent}")
     advice = (
-        "Optional: they make page-locking for GPUs faster. Reserve some (sysctl vm.nr_hugepages), mount a hugetlbfs and "
-        "set pegaflow.use_hugepages, or allow transparent ones (echo advise > shmem_enabled)."
+        "Optional: they make page-locking for GPUs faster. Reserve some (sysctl vm.nr_hugepages), mount a hugetlbfs "
+        "and set pegaflow.use_hugepages, or allow transparent ones (echo advise > shmem_enabled)."
     )
     return Finding(name, INFO, f"none reserved; {transparent}", advice)
 

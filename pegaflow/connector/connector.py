@@ -346,7 +346,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             meaning = compat.attention_meaning(self._vllm_config, names, device)
             layouts[index] = group_layout(groups[index], blocks, meaning)
         worker.register(layouts, blocks, kv_caches, device)
-        if device != "cpu":
+        if device != "cpu" and config_problem(self._vllm_config) is None:
             part = compat.part_of(compat.worker_rank(), self._vllm_config, self._kv_cache_config)
             sizes = {index: layout.part_bytes for index, layout in layouts.items()}
             worker.prepare(EarlyStart(self._native, device, part, sizes))

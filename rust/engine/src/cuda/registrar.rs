@@ -29,7 +29,7 @@ const PAUSE_MIN: Duration = Duration::from_micros(500);
 const PAUSE_IDLE: Duration = Duration::from_micros(100);
 
 /// Memory is mapped ahead of what is locked by at most this much.
-const AHEAD_BYTES: usize = 256 << 20;
+const AHEAD_BYTES: usize = 1 << 30;
 
 /// What the thread has before it.
 #[derive(Default)]
