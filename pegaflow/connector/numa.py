@@ -29,11 +29,14 @@ def online_nodes(sysfs: Path = SYSFS) -> set[int]:
 
 def node_of_device(device: str, sysfs: Path = SYSFS) -> int | None:
     """Node of a device as PyTorch names it (``"cuda:0"``); ``None`` for the CPU, and where it cannot be told."""
-    if not device.startswith("cuda"):
+    if not device.startswith("cuda") or len(online_nodes(sysfs)) < 2:
         return None
     import torch
 
-    address = pci_address(torch.cuda.get_device_properties(torch.device(device)))
+    try:
+        address = pci_address(torch.cuda.get_device_properties(torch.device(device)))
+    except (RuntimeError, AssertionError):  # whoever uses the device says so better
+        return None
     return node_of_pci(address, sysfs) if address is not None else None
 
 

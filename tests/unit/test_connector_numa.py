@@ -51,7 +51,12 @@ def test_nodes_are_counted_with_gaps(tmp_path: Path) -> None:
 def test_the_address_is_as_sysfs_writes_it() -> None:
     assert pci_address(SimpleNamespace(pci_domain_id=0, pci_bus_id=0x9A, pci_device_id=0)) == GPU
     assert pci_address(SimpleNamespace(name="an older PyTorch")) is None
-    assert node_of_device("cpu") is None
+
+
+def test_the_cpu_and_a_device_that_is_not_there_have_no_node(tmp_path: Path) -> None:
+    sysfs = made_up_sysfs(tmp_path, "0-1\n", "1\n")
+    assert node_of_device("cpu", sysfs) is None
+    assert node_of_device("cuda:77", sysfs) is None
 
 
 def test_memory_of_each_part_is_made_near_its_rank() -> None:
