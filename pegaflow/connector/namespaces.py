@@ -237,10 +237,10 @@ class Store:
             self._reset_pending = False
         key = fingerprint(factors_all if self._private is None else {**factors_all, "private": self._private})
         namespaces = self._open(pool, key, sizes)
-        for group, namespace in namespaces.items():
-            if any(node is not None for node in nodes[group]):
-                pool.set_nodes(namespace, nodes[group])
-                logger.info("PegaFlow: new memory for group %d is made on the NUMA nodes %s.", group, nodes[group])
+        for number, namespace in namespaces.items():
+            if any(node is not None for node in nodes[number]):
+                pool.set_nodes(namespace, nodes[number])
+                logger.info("PegaFlow: new memory for group %d is made on the NUMA nodes %s.", number, nodes[number])
             pool.grow_ahead(namespace)
         named = [(group, key, tuple(own)) for group, own in sizes.items()]
         by_rank = {rank: tuple(parts[self._saver_of(rank)]) for rank in shapes}

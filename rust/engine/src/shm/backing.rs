@@ -1,7 +1,7 @@
 //! Memory of a new segment: near which processor, in how large pages, and that it is there before its first use.
 //!
-//! All of it is best effort: what the kernel refuses it decides by itself, and the claim that follows says whether there
-//! is enough.
+//! All of it is best effort: what the kernel refuses it decides by itself, and the claim that follows says whether
+//! there is enough.
 
 use std::num::NonZero;
 use std::ops::Range;

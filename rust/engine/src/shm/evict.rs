@@ -184,7 +184,7 @@ pub(crate) fn name_of(header: &SlotHeader) -> Option<(Identity, Key)> {
     Some((Identity { id: tag >> 16, fingerprint: load4(&header.fingerprint) }, key))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::{OpenOptions, Pool};
