@@ -1,5 +1,5 @@
-//! Pools whose segments lie on a hugetlbfs: a tmpfs that the made-up files of a kernel call one, since few test machines
-//! have huge pages to give away.
+//! Pools whose segments lie on a hugetlbfs: a tmpfs that the made-up files of a kernel call one, since few test
+//! machines have huge pages to give away.
 #![allow(missing_docs)]
 
 mod common;

@@ -100,9 +100,10 @@ impl Core {
             let file = self.home.place.create(&name)?;
             crate::crash_point::pass("grow.segment_created");
             let bytes = u64::from(extent.slot_count).checked_mul(slot_stride(*part_bytes));
-            let bytes = bytes.and_then(|bytes| bytes.checked_next_multiple_of(self.home.page_bytes)).ok_or_else(|| {
-                Error::corrupt(format!("extent {} has impossible sizes: remove the pool", extent.index))
-            })?;
+            let bytes =
+                bytes.and_then(|bytes| bytes.checked_next_multiple_of(self.home.page_bytes)).ok_or_else(|| {
+                    Error::corrupt(format!("extent {} has impossible sizes: remove the pool", extent.index))
+                })?;
             set_length(&file, bytes)?;
             let mapping = Mapping::new(&file, bytes as usize).map_err(|error| self.home.explain(bytes, error))?;
             let mapping = Arc::new(mapping);
@@ -134,8 +135,8 @@ impl Core {
             && self.placing_failures.fetch_add(1, Relaxed) == 0
         {
             log::warn!(
-                "pegaflow: memory is not placed near its device ({error}): in a container, allow it with the capability \
-                 SYS_NICE"
+                "pegaflow: memory is not placed near its device ({error}): in a container, the capability SYS_NICE \
+                 allows it"
             );
         }
     }

@@ -251,7 +251,8 @@ impl Pool {
         }
     }
 
-    /// Near which NUMA nodes this process makes memory for the parts of a namespace, for segments to come; `None`: anywhere.
+    /// Near which NUMA nodes this process makes memory for the parts of a namespace, for segments to come; `None`:
+    /// anywhere.
     pub fn set_nodes(&self, ns: Namespace, nodes: Vec<Option<u32>>) -> Result<()> {
         self.core.check_usable()?;
         let parts = self.core.namespace_info(ns)?.part_bytes.len();

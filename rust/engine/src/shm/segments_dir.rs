@@ -1,7 +1,7 @@
 //! A directory of its own for a pool's segments, on a hugetlbfs; the pool's control file names it.
 //!
-//! Whoever is attached holds a shared lock on that directory. A pool's creator removes those of earlier pools of its name
-//! that nobody holds: somebody removed their control file by hand.
+//! Whoever is attached holds a shared lock on that directory. A pool's creator removes those of earlier pools of its
+//! name that nobody holds: somebody removed their control file by hand.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
