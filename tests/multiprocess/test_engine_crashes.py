@@ -31,13 +31,13 @@ PUT_POINTS = (
     "publish.linked",
     "publish.sealed",
     "replace.superseded",
-    "evict.freed",
+    "free.freed",
     "publish.unlocked",
 )
 # Only values of several slots link members, and only they make this pool grow.
 LARGE_PUT_POINTS = ("chain.linked", "grow.claimed", "grow.segment_created", "grow.allocated", "grow.ready")
-REMOVE_POINTS = ("lease.marked", "evict.claimed", "evict.unlinked", "lease.released", "evict.freed")
-EVICT_POINTS = ("evict.locked", "evict.claimed", "evict.unlinked", "evict.freeing", "evict.freed")
+REMOVE_POINTS = ("lease.marked", "evict.claimed", "evict.unlinked", "lease.released", "free.freed")
+EVICT_POINTS = ("evict.locked", "evict.claimed", "evict.unlinked", "evict.freeing", "free.freed")
 RETIRE_POINTS = ("retire.claimed", "retire.dropping")
 
 
@@ -91,7 +91,7 @@ def check_killed_put(shm_dir: Path, point: str, new: str) -> None:
 
 @pytest.mark.parametrize("point", [point for point in PUT_POINTS if point not in ("lease.marked", "lease.released")])
 def test_a_killed_first_put_leaves_the_value_or_nothing(tmp_path: Path, point: str) -> None:
-    if point in ("replace.superseded", "evict.freed"):
+    if point in ("replace.superseded", "free.freed"):
         point = "chain.linked"
     with open_engine(tmp_path) as engine:
         die("die_in_put", "crash", str(tmp_path), point, "new", False)

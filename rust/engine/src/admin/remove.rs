@@ -49,6 +49,7 @@ pub fn remove(path: &Path, force: bool) -> Result<()> {
     // here, or finds the name gone, and starts over.
     let aside = name_aside(path);
     std::fs::rename(path, &aside).map_err(|error| io_error("remove", path, &error))?;
+    crate::crash_point::pass("remove.set_aside");
     if !force && living(&aside) > 0 {
         std::fs::rename(&aside, path).map_err(|error| io_error("put back", path, &error))?;
         return Err(in_use(path));
@@ -102,6 +103,7 @@ fn delete(dir: &Path) -> Result<()> {
         if name.starts_with(CONTROL) || parse_segment_file(&name).is_some() {
             let file = dir.join(&name);
             std::fs::remove_file(&file).map_err(|error| io_error("remove", &file, &error))?;
+            crate::crash_point::pass("remove.file_removed");
         }
     }
     std::fs::remove_dir(dir).map_err(|error| io_error("remove", dir, &error))

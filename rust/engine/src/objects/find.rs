@@ -58,7 +58,7 @@ impl<'a> Pinned<'a> {
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        if !self.core.lock_file.forked()
+        if self.core.is_member()
             && let Err(error) = self.core.unpin(self.block)
         {
             log::error!("pegaflow: {error}");

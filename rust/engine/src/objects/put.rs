@@ -24,7 +24,7 @@ pub(super) struct Reservation<'a> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        if !self.published && !self.core.lock_file.forked() {
+        if !self.published && self.core.is_member() {
             self.core.give_back(self.head.slot(), self.core.reserved_state(self.head));
         }
     }

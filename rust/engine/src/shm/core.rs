@@ -17,7 +17,7 @@ use crate::shm::liveness::LockFile;
 use crate::shm::lock::{SlowHolders, begin_operation};
 use crate::shm::mapping::Mapping;
 use crate::shm::namespace::Namespace;
-use crate::shm::process::Member;
+use crate::shm::process::{Member, load};
 use crate::shm::reserve::Pending;
 use crate::shm::stats::Stats;
 use crate::sync::AtomicU64;
@@ -103,7 +103,24 @@ impl Core {
                 format!("pool '{}' was opened before fork(): open it again in this process", self.name),
             ));
         }
+        if !self.is_member() {
+            return Err(Error::new(
+                ErrorKind::Closed,
+                format!(
+                    "pool '{}' took this process for dead and has given its place away, since its lock was lost (does \
+                     something here close descriptors that it did not open?): open the pool again",
+                    self.name
+                ),
+            ));
+        }
         Ok(())
+    }
+
+    /// Whether the row of this process still is its own. While it holds its lock nobody takes it, however long it
+    /// stands still; but a process that closes descriptors of others loses the lock without knowing.
+    pub(crate) fn is_member(&self) -> bool {
+        let (epoch, state) = load(&self.control.processes()[self.me.row as usize]);
+        !self.lock_file.forked() && epoch == self.me.epoch && state.may_live()
     }
 
     /// Have the background thread grow `ns`.
@@ -125,7 +142,7 @@ impl Drop for Core {
     /// Leave the pool, once no thread of this process can copy for it any more. The same steps as after a death; what
     /// followers still write stays until they are gone.
     fn drop(&mut self) {
-        if !self.lock_file.forked() {
+        if self.is_member() {
             self.reap_row(self.me);
         }
     }

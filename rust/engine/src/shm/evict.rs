@@ -29,7 +29,7 @@ impl Core {
         let mut queues = self.evict_queues.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = queues.entry(ns.0).or_default();
         let mut scans = 0;
-        loop {
+        while self.is_member() {
             let Some((stamp, slot)) = queue.candidates.pop() else {
                 if scans == EVICT_SCANS_MAX {
                     return None;
@@ -48,11 +48,13 @@ impl Core {
                 }
             }
         }
+        None
     }
 
     fn scan_candidates(&self, ns: Namespace, extents: &[Extent]) -> Vec<(u64, u32)> {
         let horizon = self.control.header().clock.load(SeqCst);
         self.raise_horizon(ns, horizon);
+        crate::crash_point::pass("evict.listed");
         let slots: usize = extents.iter().map(|extent| extent.slot_count as usize).sum();
         let wanted = (slots / 64).clamp(EVICT_BATCH_MIN, EVICT_BATCH_MAX);
         let mut oldest: Vec<(u64, u32)> = Vec::with_capacity(slots.min(1 << 16));
@@ -87,9 +89,7 @@ impl Core {
         let header = self.control.slot(slot)?;
         let word = header.state.load(Acquire);
         let state = SlotState::decode(word)?;
-        if state.state == State::Evicting {
-            self.keep_before(header, word);
-        }
+        self.keep_before(header, word);
         let sealed = Some(state).filter(|state| state.state == State::Sealed)?;
         // If the name is not that of this word's block, the word has changed and cannot be claimed below.
         let (identity, key) = name_of(header)?;
@@ -102,11 +102,16 @@ impl Core {
         };
         crate::crash_point::pass("evict.locked");
         let evicting = SlotState::new(sealed.generation, self.me.row, State::Evicting);
-        header.state.compare_exchange(word, evicting.encode(), SeqCst, Relaxed).ok()?;
+        if let Err(now) = header.state.compare_exchange(word, evicting.encode(), SeqCst, Relaxed) {
+            // Perhaps a sibling died while it was evicting it: whoever reaps that one brings it back.
+            self.keep_before(header, now);
+            return None;
+        }
         crate::crash_point::pass("evict.claimed");
         let leased = is_leased(header);
         if leased || self.control.stamp(slot).load(SeqCst) != stamp {
-            header.state.store(word, SeqCst);
+            let _mine = header.state.compare_exchange(evicting.encode(), word, SeqCst, Relaxed);
+            crate::crash_point::pass("evict.restored");
             drop(bucket);
             if leased {
                 self.keep(sealed.block(slot));
@@ -117,23 +122,27 @@ impl Core {
         bucket.unlink(slot);
         crate::crash_point::pass("evict.unlinked");
         let freeing = evicting.to(State::Freeing);
-        header.state.store(freeing.encode(), SeqCst);
+        let mine = header.state.compare_exchange(evicting.encode(), freeing.encode(), SeqCst, Relaxed).is_ok();
         bucket.finish();
         crate::crash_point::pass("evict.freeing");
-        Some(freeing)
+        mine.then_some(freeing)
     }
 
-    /// A sibling is trying to evict this candidate and may have to bring it back: the chain before it stays until that
-    /// is decided.
+    /// A sibling is trying to evict this candidate and may have to bring it back, or is about to publish it: the chain
+    /// before it stays until that is decided.
     fn keep_before(&self, header: &SlotHeader, word: u64) {
         let before = BlockRef(header.parent.load(Acquire));
+        let may_come_back = |state: SlotState| matches!(state.state, State::Evicting | State::Reserved);
+        if !SlotState::decode(word).is_some_and(may_come_back) {
+            return;
+        }
         if before.0 != 0 && header.state.load(Acquire) == word {
             self.keep(before);
         }
     }
 
     /// A candidate stays though it was not touched: then so does the chain before it.
-    fn keep(&self, block: BlockRef) {
+    pub(crate) fn keep(&self, block: BlockRef) {
         if self.pin(block) {
             self.refresh_chain_of(block);
             if let Err(error) = self.unpin(block) {
@@ -152,8 +161,8 @@ impl Core {
         self.control.stamp(slot).store(0, Relaxed);
         let mine = SlotState::new(next_generation(freeing.generation), self.me.row, State::Reserved);
         header.state.compare_exchange(freeing.encode(), mine.encode(), AcqRel, Relaxed).ok()?;
-        crate::sync::fence(crate::sync::Release);
-        Some((slot, mine))
+        crate::crash_point::pass("reserve.recycled");
+        self.still_mine(slot, mine)
     }
 
     /// Take a sealed block out of the index whatever its stamp; leased slots go free with their last lease. `false` if
@@ -163,15 +172,15 @@ impl Core {
         let Some((identity, key)) = name_of(header) else { return false };
         let Some(bucket) = self.lock_bucket(self.bucket_of(&identity, &key)) else { return false };
         let sealed = SlotState::new(block.generation(), NOBODY, State::Sealed).encode();
-        let evicting = SlotState::new(block.generation(), self.me.row, State::Evicting).encode();
-        if header.state.compare_exchange(sealed, evicting, SeqCst, Relaxed).is_err() {
+        let evicting = SlotState::new(block.generation(), self.me.row, State::Evicting);
+        if header.state.compare_exchange(sealed, evicting.encode(), SeqCst, Relaxed).is_err() {
             return false;
         }
         crate::crash_point::pass("evict.claimed");
         bucket.begin();
         bucket.unlink(block.slot());
         crate::crash_point::pass("evict.unlinked");
-        self.doom(block.slot(), block.generation());
+        self.doom(block.slot(), evicting);
         bucket.finish();
         true
     }

@@ -9,7 +9,7 @@ use crate::shm::extent::{Extent, Extents};
 use crate::shm::namespace::Namespace;
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{NOBODY, SlotState, State, next_generation};
-use crate::sync::{AcqRel, Acquire, Relaxed, Release, fence};
+use crate::sync::{AcqRel, Acquire, Relaxed, Release, SeqCst, fence};
 
 /// Where this process last found something free in a namespace.
 #[derive(Clone, Copy, Default)]
@@ -92,6 +92,7 @@ impl Core {
             if hints.fetch_and(!(1 << bit), AcqRel) & (1 << bit) == 0 {
                 continue;
             }
+            crate::crash_point::pass("reserve.unhinted");
             let slot = (word as u64 * SLOTS_PER_RANGE) as u32 + bit;
             if let Some((slot, state)) = self.reserve_slot(slot) {
                 if extent.is_current(&self.control) {
@@ -99,6 +100,10 @@ impl Core {
                 }
                 // The extent was taken out of use since the list was made.
                 self.give_back(slot, state);
+                return None;
+            }
+            if !self.is_member() {
+                // Every slot that it takes goes back at once.
                 return None;
             }
         }
@@ -112,8 +117,18 @@ impl Core {
         let mine = SlotState::new(next_generation(free.generation), self.me.row, State::Reserved);
         header.state.compare_exchange(word, mine.encode(), AcqRel, Relaxed).ok()?;
         crate::crash_point::pass("reserve.claimed");
+        self.still_mine(slot, mine)
+    }
+
+    /// A slot that this process has just reserved, unless it was reaped meanwhile: who reaps marks the row, then looks
+    /// through the slots, so that one of the two gives it back.
+    pub(crate) fn still_mine(&self, slot: u32, mine: SlotState) -> Option<TakenSlot> {
         // A reader that still holds the old key must see the new state word before any new field.
-        fence(Release);
+        fence(SeqCst);
+        if !self.is_member() {
+            self.give_back(slot, mine);
+            return None;
+        }
         Some((slot, mine))
     }
 
@@ -129,12 +144,14 @@ impl Core {
 
     fn free_one(&self, slot: u32, header: &SlotHeader, from: SlotState) -> bool {
         self.control.stamp(slot).store(0, Relaxed);
+        crate::crash_point::pass("free.unstamped");
         let free = SlotState::new(from.generation, NOBODY, State::Free);
         if header.state.compare_exchange(from.encode(), free.encode(), AcqRel, Relaxed).is_err() {
             return false;
         }
-        crate::crash_point::pass("evict.freed");
+        crate::crash_point::pass("free.freed");
         self.hint_free(slot);
+        crate::crash_point::pass("free.hinted");
         self.namespace_freed(header.tag.load(Relaxed) >> 16);
         true
     }

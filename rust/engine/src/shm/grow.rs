@@ -57,6 +57,7 @@ impl Core {
         let _structure = self
             .lock(&self.control.header().structure_lock)
             .ok_or_else(|| Error::busy("another process holds the pool's structure lock for too long: try again"))?;
+        crate::crash_point::pass("grow.locked");
         let all = self.all_extents();
         let busy = |extent: &Extent| extent.namespace == info.id && extent.state == ExtentState::Creating;
         if all.iter().any(busy) {
@@ -85,7 +86,9 @@ impl Core {
         row.slots.store(slots as u32, Relaxed);
         row.bytes.store(bytes, Relaxed);
         row.segments.iter().zip(&segments).for_each(|(word, segment)| word.store(*segment, Relaxed));
+        crate::crash_point::pass("grow.filled");
         store_state(row, generation, self.me.row, ExtentState::Creating);
+        crate::crash_point::pass("grow.creating");
         Extent::load(&self.control, index as u32)?
             .map(Ok)
             .ok_or_else(|| Error::corrupt(format!("extent {index} vanished while it was claimed")))
@@ -109,6 +112,7 @@ impl Core {
             let mapping = Arc::new(mapping);
             self.furnish(&mapping, info.id, part);
             self.home.claim(&file, bytes)?;
+            crate::crash_point::pass("grow.segment_claimed");
             self.keep_segment((extent.index, extent.generation, part as u32), mapping);
             self.stats.segments_created.add(1);
         }
@@ -148,16 +152,20 @@ impl Core {
             // A process that died while it still had an older list of extents may have left its mark on a header.
             extent.slots().for_each(|slot| self.clear_header(slot));
         }
+        crate::crash_point::pass("grow.headers_cleared");
         for range in extent.ranges() {
             self.control.ranges()[range].store(extent.index + 1, Release);
+            crate::crash_point::pass("grow.ranged");
         }
         for slot in extent.slots() {
             self.hint_free(slot);
+            crate::crash_point::pass("grow.hinted");
         }
         let row = &self.control.extents()[extent.index as usize];
         store_state(row, extent.generation, self.me.row, ExtentState::Ready);
         crate::crash_point::pass("grow.ready");
         self.extents_changed();
+        crate::crash_point::pass("grow.announced");
         self.namespace_freed(extent.namespace);
     }
 
@@ -165,19 +173,24 @@ impl Core {
     pub(crate) fn drop_extent(&self, extent: &Extent) {
         for slot in extent.slots() {
             self.unhint_free(slot);
+            crate::crash_point::pass("drop.unhinted");
         }
         for range in extent.ranges() {
             self.control.ranges()[range].store(0, Release);
+            crate::crash_point::pass("drop.unranged");
         }
         if extent.state == ExtentState::Dropping {
             // Out of everybody's reach now; while CREATING, header memory may not even be claimed.
             extent.slots().for_each(|slot| self.clear_header(slot));
+            crate::crash_point::pass("drop.headers_cleared");
         }
         for segment in &extent.segments {
             self.home.place.remove(&segment_file(*segment));
+            crate::crash_point::pass("drop.segment_removed");
         }
         let row = &self.control.extents()[extent.index as usize];
         store_state(row, extent.generation, 0, ExtentState::Free);
+        crate::crash_point::pass("drop.freed");
         self.extents_changed();
         self.prune_segments();
     }

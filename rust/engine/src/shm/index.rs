@@ -142,8 +142,10 @@ impl Core {
         let guard = self.lock(&stripe.lock)?;
         if stripe.version.load(Relaxed) % 2 == 1 {
             // Left by a dead holder. The chains are whole, but it may have died while it replaced a block.
+            crate::crash_point::pass("takeover.odd");
             self.drop_shadowed(bucket % self.control.stripes().len());
             stripe.version.fetch_add(1, SeqCst);
+            crate::crash_point::pass("takeover.even");
         }
         Some(BucketGuard { core: self, head: &self.control.buckets()[bucket], stripe, _guard: guard })
     }
@@ -243,6 +245,7 @@ impl BucketGuard<'_> {
     pub(crate) fn link(&self, slot: u32) {
         let header = self.core.control.slot_unchecked(slot);
         header.next.store(self.head.load(Acquire), Release);
+        crate::crash_point::pass("publish.chained");
         self.head.store(slot + 1, Release);
     }
 

@@ -61,7 +61,8 @@ impl Core {
             self.set_lease_bit(header);
             crate::crash_point::pass("lease.marked");
         }
-        if header.state.load(SeqCst) == sealed_word(block.generation()) {
+        // As for a reserved slot: who was reaped meanwhile has no lease, and takes back what nobody else does.
+        if header.state.load(SeqCst) == sealed_word(block.generation()) && self.is_member() {
             count.fetch_add(1, Relaxed);
             return true;
         }
@@ -79,7 +80,7 @@ impl Core {
         let _turn = self.pins.lock(block.slot());
         let count = self.pins.count(block.slot());
         let held = SlotState::decode(header.state.load(SeqCst)).is_some_and(|s| s.generation == block.generation());
-        if count.load(Relaxed) == 0 || !held {
+        if count.load(Relaxed) == 0 || !held || !self.is_member() {
             return Err(stale());
         }
         if count.fetch_sub(1, Relaxed) == 1 {
@@ -108,14 +109,20 @@ impl Core {
         }
         let freeing = SlotState::new(state.generation, self.me.row, State::Freeing);
         if header.state.compare_exchange(word, freeing.encode(), SeqCst, Relaxed).is_ok() {
+            crate::crash_point::pass("doom.freeing");
             self.give_back(slot, freeing);
         }
     }
 
-    /// Take a slot out of use that the caller has unlinked from the index: free, or doomed until its last lease ends.
-    pub(crate) fn doom(&self, slot: u32, generation: u32) {
+    /// Take an EVICTING slot out of use that the caller has unlinked from the index: free, or doomed until its last
+    /// lease ends.
+    pub(crate) fn doom(&self, slot: u32, evicting: SlotState) {
         let header = self.control.slot_unchecked(slot);
-        header.state.store(SlotState::new(generation, NOBODY, State::Doomed).encode(), SeqCst);
+        let doomed = SlotState::new(evicting.generation, NOBODY, State::Doomed).encode();
+        if header.state.compare_exchange(evicting.encode(), doomed, SeqCst, Relaxed).is_err() {
+            return;
+        }
+        crate::crash_point::pass("doom.marked");
         self.settle_doomed(slot);
     }
 

@@ -112,6 +112,7 @@ impl Core {
                 && self.is_dead(holder)
                 && word.compare_exchange(holder, mine, AcqRel, Relaxed).is_ok()
             {
+                crate::crash_point::pass("takeover.locked");
                 self.stats.locks_taken_over.add(1);
                 break Some(LockGuard { word, mine });
             }

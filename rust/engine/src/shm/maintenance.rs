@@ -24,6 +24,13 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<JoinHandle<()>> {
 fn run(core: &Core) {
     let mut grow = Vec::new();
     loop {
+        if !core.is_member() {
+            log::error!(
+                "pegaflow: pool {} took this process for dead: it does without the pool from now on",
+                core.name
+            );
+            return;
+        }
         core.look_around();
         for ns in grow.drain(..) {
             core.serve_growth(Namespace(ns));

@@ -27,6 +27,7 @@ pub(crate) mod mapping;
 mod models;
 pub mod names;
 pub(crate) mod namespace;
+mod notice;
 #[cfg(not(loom))]
 mod open;
 mod orphans;

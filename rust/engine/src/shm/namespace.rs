@@ -72,6 +72,7 @@ impl Core {
                 row.parts.store(part_bytes.len() as u32, Relaxed);
                 row.part_bytes.iter().zip(part_bytes).for_each(|(word, bytes)| word.store(*bytes, Relaxed));
                 store_label(&row.label, label);
+                crate::crash_point::pass("namespace.filled");
                 row.state.store(READY, Release);
                 crate::crash_point::pass("namespace.ready");
                 return Ok(Namespace(id as u32));
@@ -162,6 +163,7 @@ impl Core {
         // their order.
         if before != 0 && stale && header.state.load(Acquire) == word {
             let _newer = stamp.compare_exchange(before, 1, SeqCst, Relaxed);
+            crate::crash_point::pass("reset.aged");
         }
     }
 

@@ -95,6 +95,7 @@ fn is_still_there(file: &File, path: &Path) -> bool {
 /// have tidied ours away.
 fn create_named(dir: &Path, options: &OpenOptions) -> Result<bool> {
     make_dir(dir)?;
+    crate::crash_point::pass("create.directory_made");
     let place = Place::directory(dir)?;
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos());
     let new_name = format!("{CONTROL_NEW}{}.{nanos}", std::process::id());
@@ -160,6 +161,7 @@ fn write_control(
     let geometry = Geometry::choose(pool_bytes, options.segment_bytes, options.slots_max, page_bytes.max(PAGE))?;
     let offsets = geometry.offsets();
     let file = place.create(file_name)?;
+    crate::crash_point::pass("create.file_made");
     set_length(&file, offsets.end as u64)?;
     place.claim(&file, 0, offsets.fixed_end as u64, "the pool's index")?;
     let control = Control::map(&file, geometry)?;
@@ -179,8 +181,8 @@ fn attach(name: &str, place: Place, file: &File, lock_file: File, superblock: Su
     let lock_file = LockFile::new(lock_file)?;
     let registered = register(&control, &lock_file, label)?;
     let core = Core::new(name, place, home, control, lock_file, registered.me);
-    if let Some(inherited) = registered.inherited {
-        core.clear_inherited(&inherited);
+    if let Some(dead) = registered.inherited {
+        core.clear_inherited(dead);
     }
     Ok(core)
 }

@@ -6,6 +6,7 @@
 use crate::key::BlockRef;
 use crate::shm::core::Core;
 use crate::shm::extent::{Extent, ExtentState};
+use crate::shm::notice;
 use crate::shm::state::{SlotState, State, sealed_word};
 use crate::sync::{Acquire, Relaxed, SeqCst};
 
@@ -15,23 +16,22 @@ const SCANS_MAX: usize = 8;
 impl Core {
     /// Say that blocks may lose the block before them from now on.
     pub(crate) fn expect_orphans(&self) {
-        self.control.header().orphans_expected.fetch_add(1, SeqCst);
+        notice::raise(&self.control.header().orphans_expected);
+        crate::crash_point::pass("orphans.expected");
     }
 
     /// Take every block out of the index whose parent is gone, if somebody said that there may be some.
     pub(crate) fn drop_orphans(&self) {
         let expected = &self.control.header().orphans_expected;
-        let before = expected.load(SeqCst);
-        if before == 0 {
-            return;
-        }
+        let Some(seen) = notice::read(expected) else { return };
         for _ in 0..SCANS_MAX {
             let extents = self.all_extents();
             if self.drop_orphans_once(&extents) == 0 {
                 // Who is still taking an extent makes more, and says so before it begins.
                 let going_on = |extent: &Extent| matches!(extent.state, ExtentState::Retiring | ExtentState::Dropping);
                 if !extents.iter().any(going_on) {
-                    let _more = expected.compare_exchange(before, 0, SeqCst, Relaxed);
+                    notice::take_back(expected, seen);
+                    crate::crash_point::pass("orphans.settled");
                 }
                 return;
             }
@@ -51,6 +51,7 @@ impl Core {
             if header.state.load(Acquire) == sealed_word(block.generation()) && !self.may_be_found(parent) {
                 found += 1;
                 self.stats.blocks_evicted.add(u64::from(self.expel(block)));
+                crate::crash_point::pass("orphans.dropped");
             }
         }
         found

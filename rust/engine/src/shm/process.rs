@@ -75,13 +75,7 @@ pub(crate) fn store(row: &ProcessRow, epoch: u64, state: ProcessState) {
 /// What registering gave: a row, and the dead member of whose things the row is still full, if there was no free one.
 pub(crate) struct Registered {
     pub(crate) me: Member,
-    pub(crate) inherited: Option<Inherited>,
-}
-
-/// A dead member whose row a new one has taken before anybody had cleaned up.
-pub(crate) struct Inherited {
-    pub(crate) dead: Member,
-    pub(crate) device_writes: bool,
+    pub(crate) inherited: Option<Member>,
 }
 
 /// Take a free row, else one of a dead process: the lock byte first, then the row, so that a row in use always has had
@@ -96,14 +90,12 @@ pub(crate) fn register(control: &Control, lock: &LockFile, label: &str) -> Resul
             }
             crate::crash_point::pass("process.locked");
             let (epoch, state) = load(row);
-            let before = Member { row: index, epoch };
-            if !wanted(state) || (state != ProcessState::Free && has_living_follower(control, lock, before)) {
+            if !wanted(state) || (state != ProcessState::Free && !may_inherit(control, lock, index, epoch)) {
                 lock.unlock(index);
                 continue;
             }
-            let device_writes = row.flags.load(Acquire) & FLAG_DEVICE_WRITES != 0;
-            let inherited = (state != ProcessState::Free).then_some(Inherited { dead: before, device_writes });
-            return Ok(Registered { me: fill(row, index, epoch, label), inherited });
+            let inherited = (state != ProcessState::Free).then_some(Member { row: index, epoch });
+            return Ok(Registered { me: fill(row, index, epoch, label, inherited.is_some()), inherited });
         }
     }
     Err(Error::busy(format!(
@@ -111,13 +103,25 @@ pub(crate) fn register(control: &Control, lock: &LockFile, label: &str) -> Resul
     )))
 }
 
-fn fill(row: &ProcessRow, index: u32, last_epoch: u64, label: &str) -> Member {
+/// Whether nobody copies for the dead member of this row. As for a reaper, it is marked first, so that of two, one who
+/// joins it now and the caller, one sees the other.
+fn may_inherit(control: &Control, lock: &LockFile, row: u32, epoch: u64) -> bool {
+    store(&control.processes()[row as usize], epoch, ProcessState::Reaping);
+    crate::crash_point::pass("process.reclaimed");
+    !has_living_follower(control, lock, Member { row, epoch })
+}
+
+fn fill(row: &ProcessRow, index: u32, last_epoch: u64, label: &str, inherits: bool) -> Member {
     let epoch = (last_epoch + 1) & EPOCH_MAX;
     row.leader.store(0, SeqCst);
-    row.flags.store(0, SeqCst);
+    if !inherits {
+        // A dead one's devices may still write: that stays known until its slots are settled.
+        row.flags.store(0, SeqCst);
+    }
     row.pid.store(u64::from(std::process::id()), SeqCst);
     row.started_unix_s.store(unix_seconds(), SeqCst);
     store_label(&row.label, label);
+    crate::crash_point::pass("process.filled");
     store(row, epoch, ProcessState::Alive);
     crate::crash_point::pass("process.registered");
     Member { row: index, epoch }
@@ -172,6 +176,13 @@ impl Core {
     /// Say that devices may write this process's slots, so that they wait in quarantine after its death.
     pub(crate) fn set_device_writes(&self) {
         self.control.processes()[self.me.row as usize].flags.fetch_or(FLAG_DEVICE_WRITES, SeqCst);
+        crate::crash_point::pass("process.device_writes");
+    }
+
+    /// The devices of the dead member whose row this process has taken are known to its slots now.
+    pub(crate) fn forget_device_writes(&self) {
+        self.control.processes()[self.me.row as usize].flags.fetch_and(!FLAG_DEVICE_WRITES, SeqCst);
+        crate::crash_point::pass("process.inherited");
     }
 
     pub(crate) fn device_writes(&self, row: u32) -> bool {

@@ -3,11 +3,14 @@
 use crate::error::{Error, Result};
 use crate::key::BlockRef;
 use crate::shm::core::Core;
-use crate::shm::namespace::Identity;
+use crate::shm::namespace::{Identity, Namespace};
 use crate::shm::reserve::Pending;
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{NOBODY, SlotState, State, sealed_word};
 use crate::sync::{AcqRel, Acquire, Relaxed, SeqCst};
+
+/// Times that a new block is stamped again because somebody listed candidates for eviction meanwhile.
+const STAMPS_MAX: usize = 16;
 
 /// What became of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,14 +91,11 @@ impl Core {
         parent: Option<BlockRef>,
         replace: bool,
     ) -> Published {
-        let horizon = self.horizon(pending.ns);
-        if let Some(parent) = parent
-            && self.control.stamp(parent.slot()).load(SeqCst) <= horizon
-        {
-            self.refresh_chain_of(parent);
-        }
         header.parent.store(parent.map_or(0, |parent| parent.0), Relaxed);
-        self.control.stamp(block.slot()).store(self.stamp_of_child(parent), SeqCst);
+        if !self.stamp_below(block, parent, pending.ns) {
+            return Published::Not;
+        }
+        crate::crash_point::pass("publish.stamped");
         let Some(bucket) = self.lock_bucket(self.bucket_of(identity, &pending.key)) else { return Published::Not };
         crate::crash_point::pass("publish.locked");
         let older = bucket.find(identity, &pending.key);
@@ -118,16 +118,29 @@ impl Core {
             self.supersede(older, |slot| bucket.unlink(slot));
         }
         bucket.finish();
+        crate::crash_point::pass("publish.even");
         drop(bucket);
         crate::crash_point::pass("publish.unlocked");
-        if self.horizon(pending.ns) != horizon && self.pin(block) {
-            // Somebody listed candidates meanwhile and may have seen the parent but not its new child.
-            self.refresh_chain_of(block);
-            if let Err(error) = self.unpin(block) {
-                log::error!("pegaflow: {error}");
+        Published::Visible
+    }
+
+    /// Give a block that is about to be sealed its stamp. Whoever lists candidates for eviction either lists it before
+    /// its parent, or does not list the parent at the stamp that it has now: so nothing is left to do after the seal,
+    /// where this process may die. `false` if somebody lists candidates all the time.
+    fn stamp_below(&self, block: BlockRef, parent: Option<BlockRef>, ns: Namespace) -> bool {
+        for _ in 0..STAMPS_MAX {
+            let horizon = self.horizon(ns);
+            if let Some(parent) = parent
+                && self.control.stamp(parent.slot()).load(SeqCst) <= horizon
+            {
+                self.refresh_chain_of(parent);
+            }
+            self.control.stamp(block.slot()).store(self.stamp_of_child(parent), SeqCst);
+            if parent.is_none() || self.horizon(ns) == horizon {
+                return true;
             }
         }
-        Published::Visible
+        false
     }
 
     /// Take an older block of the same key out of the index, under the bucket's lock.
@@ -135,9 +148,10 @@ impl Core {
         let header = self.control.slot_unchecked(older.slot());
         let evicting = SlotState::new(older.generation(), self.me.row, State::Evicting);
         if header.state.compare_exchange(sealed_word(older.generation()), evicting.encode(), SeqCst, Relaxed).is_ok() {
+            crate::crash_point::pass("replace.claimed");
             unlink(older.slot());
             crate::crash_point::pass("replace.superseded");
-            self.doom(older.slot(), older.generation());
+            self.doom(older.slot(), evicting);
         }
     }
 
@@ -161,6 +175,7 @@ impl Core {
             let word = reserved.to(State::Quarantined).encode();
             if header.state.compare_exchange(reserved.encode(), word, AcqRel, Relaxed).is_ok() {
                 self.stats.slots_quarantined.add(1);
+                crate::crash_point::pass("quarantine.given_up");
             }
         }
     }

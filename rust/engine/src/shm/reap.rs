@@ -10,7 +10,8 @@ use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
 use crate::shm::evict::name_of;
 use crate::shm::extent::{Extent, ExtentState};
-use crate::shm::process::{Inherited, Member, ProcessState, load, store};
+use crate::shm::notice;
+use crate::shm::process::{Member, ProcessState, load, store};
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{NOBODY, SlotState, State, sealed_word};
 use crate::sync::{Acquire, AtomicU64, Relaxed, SeqCst};
@@ -65,25 +66,25 @@ impl Core {
             return false;
         }
         store(row, dead.epoch, ProcessState::Free);
+        crate::crash_point::pass("reap.freed");
         self.stats.processes_reaped.add(1);
         true
     }
 
     /// Clean this process's own row of what a dead member left there.
-    pub(crate) fn clear_inherited(&self, inherited: &Inherited) {
+    pub(crate) fn clear_inherited(&self, dead: Member) {
+        let writers = if self.device_writes(dead.row) { Writers::Device } else { Writers::None };
         // What cannot be settled now stays until this process ends.
-        let writers = if inherited.device_writes { Writers::Device } else { Writers::None };
-        self.settle(inherited.dead, writers);
+        if self.settle(dead, writers) {
+            self.forget_device_writes();
+        }
         self.stats.processes_reaped.add(1);
     }
 
     /// Drop locks, slots, leases and extents of a dead member. `false` if a lock could not be had.
     fn settle(&self, dead: Member, writers: Writers) -> bool {
         self.break_locks();
-        if dead != self.me {
-            // It may have died just after it had published a block whose parent was going.
-            self.expect_orphans();
-        }
+        crate::crash_point::pass("reap.locks_broken");
         let extents = self.all_extents();
         let usable = |extent: &&Extent| !matches!(extent.state, ExtentState::Free | ExtentState::Dropping);
         let mut settled = true;
@@ -95,6 +96,13 @@ impl Core {
             self.free_orphan(slot);
         }
         self.reap_extents(dead.row, &extents);
+        crate::crash_point::pass("reap.extents_settled");
+        if dead != self.me {
+            // It may have died just after it had published a block whose parent was going, and what it was evicting is
+            // back without the block before it if that went meanwhile. Said when all is in its place: whoever looks
+            // before does not see it.
+            self.expect_orphans();
+        }
         // Slots went free or were hinted anew: whoever had found nothing looks again.
         (0..self.control.namespaces().len() as u32).for_each(|id| self.namespace_freed(id));
         // It may have died between making an extent ready and saying so.
@@ -128,6 +136,7 @@ impl Core {
         // A living follower may still be reading what its leader leased.
         if writers != Writers::Living && header.leases[row as usize / 64].load(Relaxed) & bit != 0 {
             header.leases[row as usize / 64].fetch_and(!bit, SeqCst);
+            crate::crash_point::pass("reap.released");
         }
         let Some(state) = SlotState::decode(header.state.load(Acquire)) else {
             self.want_rebuild("a slot has an impossible state");
@@ -137,7 +146,7 @@ impl Core {
             State::Free => self.hint_free(slot),
             // Its reaper may have died before it said so.
             State::Quarantined if state.owner == NOBODY => {
-                self.control.header().quarantine_pending.fetch_add(1, SeqCst);
+                notice::raise(&self.control.header().quarantine_pending);
             }
             State::Doomed => self.settle_doomed(slot),
             State::Reserved | State::Quarantined if state.owner == row && writers != Writers::Living => {
@@ -162,7 +171,7 @@ impl Core {
             if header.state.compare_exchange(state.encode(), waiting.encode(), SeqCst, Relaxed).is_ok() {
                 self.stats.slots_quarantined.add(1);
                 crate::crash_point::pass("quarantine.waiting");
-                self.control.header().quarantine_pending.fetch_add(1, SeqCst);
+                notice::raise(&self.control.header().quarantine_pending);
             }
         } else if self.free_dead(slot, header, state) {
             self.stats.slots_reaped.add(1);
@@ -172,8 +181,11 @@ impl Core {
 
     fn free_dead(&self, slot: u32, header: &SlotHeader, state: SlotState) -> bool {
         let freeing = SlotState::new(state.generation, self.me.row, State::Freeing);
-        header.state.compare_exchange(state.encode(), freeing.encode(), SeqCst, Relaxed).is_ok()
-            && self.give_back(slot, freeing)
+        if header.state.compare_exchange(state.encode(), freeing.encode(), SeqCst, Relaxed).is_err() {
+            return false;
+        }
+        crate::crash_point::pass("reap.freeing");
+        self.give_back(slot, freeing)
     }
 
     /// Its evictor died holding the bucket's lock: bring the block back, since it may have been leased or given a child
@@ -186,12 +198,16 @@ impl Core {
         if bucket.find(&identity, &key).is_none() {
             if !bucket.is_linked(slot) {
                 bucket.link(slot);
+                crate::crash_point::pass("reap.relinked");
             }
-            header.state.store(sealed_word(state.generation), SeqCst);
+            let _settled =
+                header.state.compare_exchange(state.encode(), sealed_word(state.generation), SeqCst, Relaxed);
+            crate::crash_point::pass("reap.restored");
         } else {
             bucket.unlink(slot);
+            crate::crash_point::pass("reap.outdated");
             self.expect_orphans();
-            self.doom(slot, state.generation);
+            self.doom(slot, state);
             self.stats.slots_reaped.add(1);
         }
         bucket.finish();
@@ -206,6 +222,7 @@ impl Core {
         if bucket.is_linked(slot) {
             bucket.begin();
             bucket.unlink(slot);
+            crate::crash_point::pass("reap.unlinked");
             bucket.finish();
         }
         true
@@ -221,6 +238,7 @@ impl Core {
         }
         let freeing = SlotState::new(state.generation, self.me.row, State::Freeing);
         if header.state.compare_exchange(word, freeing.encode(), SeqCst, Relaxed).is_ok() {
+            crate::crash_point::pass("reap.member_freeing");
             header.member_next.store(0, Relaxed);
             self.give_back(slot, freeing);
             self.stats.slots_reaped.add(1);
@@ -251,10 +269,7 @@ impl Core {
     /// Free what has been in quarantine long enough.
     pub(crate) fn end_quarantines(&self) {
         let pending = &self.control.header().quarantine_pending;
-        let before = pending.load(SeqCst);
-        if before == 0 {
-            return;
-        }
+        let Some(seen) = notice::read(pending) else { return };
         let now = boot_ms();
         let mut left = false;
         for slot in self.all_extents().iter().flat_map(Extent::slots) {
@@ -266,12 +281,14 @@ impl Core {
             if header.checksum.load(Relaxed) > now {
                 left = true;
             } else if self.free_dead(slot, header, state) {
+                crate::crash_point::pass("quarantine.ended");
                 self.stats.slots_reaped.add(1);
             }
         }
         if !left {
             // Unless more went into quarantine meanwhile.
-            let _more = pending.compare_exchange(before, 0, SeqCst, Relaxed);
+            notice::take_back(pending, seen);
+            crate::crash_point::pass("quarantine.settled");
         }
     }
 }

@@ -20,28 +20,34 @@ impl Core {
     pub(crate) fn rebuild_index(&self) -> Result<usize> {
         let header = self.control.header();
         header.rebuild_wanted.store(1, SeqCst);
+        crate::crash_point::pass("rebuild.wanted");
         let mut guards = Vec::new();
         for stripe in self.control.stripes() {
             let guard = self
                 .lock(&stripe.lock)
                 .ok_or_else(|| Error::busy("a sibling holds a lock of the index (is it stopped?): try again"))?;
             guards.push(guard);
+            crate::crash_point::pass("rebuild.locked");
         }
         for stripe in self.control.stripes() {
             let version = stripe.version.load(Relaxed);
             stripe.version.store(version | 1, SeqCst);
+            crate::crash_point::pass("rebuild.odd");
         }
         self.control.buckets().iter().for_each(|bucket| bucket.store(0, Relaxed));
         crate::crash_point::pass("rebuild.cleared");
         let mut doomed = HashMap::new();
         let extents = self.all_extents();
         extents.iter().flat_map(Extent::slots).for_each(|slot| self.relink(slot, &mut doomed));
+        crate::crash_point::pass("rebuild.linked");
         self.rename_parents(&extents, &doomed);
         let linked = extents.iter().flat_map(Extent::slots).filter(|slot| self.is_sealed(*slot)).count();
         header.rebuild_wanted.store(0, SeqCst);
+        crate::crash_point::pass("rebuild.done");
         header.rebuilds.fetch_add(1, SeqCst);
         for stripe in self.control.stripes() {
             stripe.version.fetch_add(1, SeqCst);
+            crate::crash_point::pass("rebuild.even");
         }
         drop(guards);
         doomed.into_keys().for_each(|block: BlockRef| self.settle_doomed(block.slot()));
@@ -84,6 +90,7 @@ impl Core {
         }
         header.next.store(bucket.load(Relaxed), Relaxed);
         bucket.store(slot + 1, Release);
+        crate::crash_point::pass("rebuild.relinked");
     }
 
     fn doom_in_rebuild(&self, slot: u32, survivor: u32, doomed: &mut Doomed) {
@@ -92,9 +99,11 @@ impl Core {
         let word = SlotState::new(loser.generation(), NOBODY, State::Doomed).encode();
         self.control.slot_unchecked(slot).state.store(word, SeqCst);
         doomed.insert(loser, survivor);
+        crate::crash_point::pass("rebuild.doomed");
     }
 
-    /// The children of a doomed block are now those of the survivor, which is more recent: so they do not outlive it.
+    /// The children of a doomed block are now those of the survivor. A sibling that has touched a child meanwhile may
+    /// not have reached any block before it: so the survivor is touched before it gets the child, and both after.
     fn rename_parents(&self, extents: &[Extent], doomed: &Doomed) {
         if doomed.is_empty() {
             return;
@@ -102,7 +111,11 @@ impl Core {
         for slot in extents.iter().flat_map(Extent::slots).filter(|slot| self.is_sealed(*slot)) {
             let parent = &self.control.slot_unchecked(slot).parent;
             if let Some(survivor) = doomed.get(&BlockRef(parent.load(Relaxed))) {
-                parent.store(survivor.0, Relaxed);
+                self.keep(*survivor);
+                parent.store(survivor.0, SeqCst);
+                crate::crash_point::pass("rebuild.renamed");
+                let state = self.control.slot_unchecked(slot).state.load(Acquire);
+                self.keep(BlockRef::new(slot, (state >> 32) as u32));
             }
         }
     }

@@ -101,6 +101,7 @@ impl Core {
         if header.state.compare_exchange(mine.encode(), member.encode(), AcqRel, Relaxed).is_ok() {
             crate::crash_point::pass("chain.linked");
             self.control.slot_unchecked(last).member_next.store(block.slot() + 1, Release);
+            crate::crash_point::pass("chain.extended");
         }
     }
 

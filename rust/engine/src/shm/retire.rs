@@ -47,6 +47,7 @@ impl Core {
         let all = extent.slots().all(|slot| {
             let taken = self.own_for_retiring(slot, evict);
             owned.extend(taken);
+            crate::crash_point::pass("retire.taken");
             taken.is_some()
         });
         if !all {
@@ -88,6 +89,7 @@ impl Core {
             Ok(Some(now)) if now == *extent => {
                 let row = &self.control.extents()[extent.index as usize];
                 store_state(row, extent.generation, self.me.row, ExtentState::Retiring);
+                crate::crash_point::pass("retire.marked");
                 self.extents_changed();
                 true
             }
@@ -132,6 +134,7 @@ impl Core {
         }
         let row = &self.control.extents()[extent.index as usize];
         store_state(row, extent.generation, 0, ExtentState::Ready);
+        crate::crash_point::pass("retire.reopened");
         self.extents_changed();
         self.namespace_freed(extent.namespace);
     }

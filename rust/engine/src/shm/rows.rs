@@ -30,13 +30,13 @@ pub(crate) struct PoolHeader {
     pub(crate) structure_lock: AtomicU64,
     /// Raised whenever the table of extents changes.
     pub(crate) extents_version: AtomicU64,
-    /// Nonzero: some slot waits in quarantine for its time to come.
+    /// Some slot waits in quarantine for its time to come; see `notice.rs`.
     pub(crate) quarantine_pending: AtomicU64,
     /// Nonzero: somebody met a damaged chain; the index has to be rebuilt from the headers.
     pub(crate) rebuild_wanted: AtomicU64,
     /// Raised by every index rebuild.
     pub(crate) rebuilds: AtomicU64,
-    /// Nonzero: blocks may have lost the block before them; see `orphans.rs`.
+    /// Blocks may have lost the block before them; see `notice.rs` and `orphans.rs`.
     pub(crate) orphans_expected: AtomicU64,
     /// Name of the directory of its segments, zero padded; never changes after creation. See `segments_dir.rs`.
     pub(crate) segments_dir: [SpareWord; 64],

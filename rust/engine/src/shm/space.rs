@@ -14,7 +14,7 @@ use crate::sync::Acquire;
 impl SlotSpace for Core {
     fn write_target(&self, block: BlockRef, part: u32) -> Option<SlotBytes> {
         let header = self.control.slot(block.slot())?;
-        if self.lock_file.forked() || !is_reserved(header, block) {
+        if !self.is_member() || !is_reserved(header, block) {
             return None;
         }
         let (address, bytes) = self.address_of(block, part)?;
@@ -22,7 +22,7 @@ impl SlotSpace for Core {
     }
 
     fn read_source(&self, block: BlockRef, part: u32) -> Option<SlotBytes> {
-        if self.lock_file.forked() || !self.is_readable(block) {
+        if !self.is_member() || !self.is_readable(block) {
             return None;
         }
         let header = self.control.slot(block.slot())?;
@@ -46,7 +46,7 @@ impl SlotSpace for Core {
     }
 
     fn segments(&self, namespace: Namespace, part: u32) -> Vec<Segment> {
-        if self.lock_file.forked() {
+        if !self.is_member() {
             return Vec::new();
         }
         // An extent that is retiring may yet be reopened, and until then its slots may be in use.
