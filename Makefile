@@ -20,6 +20,8 @@ SECONDS ?= 60
 EXECUTIONS ?=
 PREEMPTIONS ?= 0
 MODELS ?= shm::models
+# Deaths at each crash point alone
+KILLS ?= 50
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust \( -name '*.rs' -o -name '*.ptx' \) -not -path '*/tests/*')
 BENCHES := $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py))
@@ -33,7 +35,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python loom fuzz soak bench demo model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash loom fuzz soak bench demo model check lock wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +107,12 @@ fuzz:  ## Look for bytes that crash or hang the engine: make fuzz TARGET=pool SE
 	dir=$$(mktemp -d /dev/shm/pegaflow-fuzz-XXXXXX) && trap "rm -rf $$dir" EXIT && PEGAFLOW_FUZZ_DIR=$$dir \
 	    target/fuzz/$(FUZZ_HOST)/release/$(TARGET) -max_total_time=$(SECONDS) -timeout=20 -rss_limit_mb=4096 -max_len=600 \
 	    -print_final_stats=1 -artifact_prefix=build/fuzz/$(TARGET)- build/fuzz/$(TARGET) rust/engine/tests/hostile/inputs/$(TARGET)
+
+# Built with the optimizations of a release: most of the time is spent in the processes that are killed.
+crash:  ## Kill -9 at every crash point and in every pair: make crash KILLS=1000 (figures in build/crash.json)
+	@mkdir -p build
+	PEGAFLOW_TEST_KILLS=$(KILLS) PEGAFLOW_CRASH_JSON=$(abspath build/crash.json) \
+	    cargo test --locked --release --package pegaflow-engine --test crash -- --nocapture
 
 bench: $(STAMPS)/native  ## Run all benchmarks, or one: make bench ONLY=lookup (results in build/bench)
 	@mkdir -p build/bench

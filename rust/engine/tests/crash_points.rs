@@ -1,88 +1,64 @@
-//! A process dies by kill -9 at every named point, one after the other. Whoever is left, or comes later, goes on with
-//! right bytes, and nothing is lost.
+//! The list of crash points is what the engine passes and what the documents explain; `crash.rs` kills at each.
 #![allow(missing_docs)]
 
 mod common;
 mod kill;
 
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::ShmDir;
 use kill::blocks::{MAIN, check_chain, keys, namespace, open, store_all, store_chain};
 use kill::child::Worker;
 use kill::settled::assert_nothing_lost;
-use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
-use pegaflow_engine::{Key, Namespace, Pool, crash_point};
+use pegaflow_engine::crash_point;
 
-/// Points that only the object store passes; its own tests kill there.
-const OF_THE_OBJECT_STORE: &[&str] = &["chain.linked", "replace.superseded"];
-
-fn points_of_the_pool() -> impl Iterator<Item = &'static str> {
-    crash_point::names().iter().copied().filter(|name| !OF_THE_OBJECT_STORE.contains(name))
-}
-
-/// A worker dies at `name`, or the test fails since it never got there.
-fn die_at(dir: &Path, name: &str, leader: Option<&Pool>) {
-    let member = leader.map(|pool| pool.member().unwrap());
-    let member = member.map(|member| (member.row.to_string(), member.epoch.to_string()));
-    let mut args = vec![name, "kill"];
-    args.extend(member.iter().flat_map(|(row, epoch)| [row.as_str(), epoch.as_str()]));
-    let mut worker = Worker::start("point", dir, &args);
-    let status = worker.end();
-    assert!(matches!(status, WaitStatus::Signaled(_, Signal::SIGKILL, _)), "{name} was never reached: {status:?}");
-}
-
-/// Lookups miss while the index waits to be rebuilt; a survivor's background thread does that within a second or two.
-fn check_in_time(pool: &Pool, ns: Namespace, chain: &[Key]) -> usize {
-    let started = Instant::now();
-    loop {
-        let found = check_chain(pool, ns, chain);
-        if found == chain.len() || started.elapsed() > Duration::from_secs(5) {
-            return found;
+fn sources(folder: &Path, text: &mut String) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, text);
+        } else {
+            text.push_str(&std::fs::read_to_string(path).unwrap());
         }
+    }
+}
+
+#[test]
+fn every_point_that_the_engine_passes_is_listed_and_every_one_listed_is_passed() {
+    let mut text = String::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
+    let passed: BTreeSet<&str> =
+        text.split("crash_point::pass(\"").skip(1).map(|rest| rest.split_once('"').unwrap().0).collect();
+    let listed: BTreeSet<&str> = crash_point::names().iter().copied().collect();
+    assert_eq!(listed.len(), crash_point::names().len(), "no name is listed twice");
+    assert_eq!(passed, listed);
+}
+
+#[test]
+fn the_crash_model_says_what_is_left_behind_at_every_point() {
+    let text = include_str!("../../../docs/crash-model.md");
+    let explained: BTreeSet<&str> = text.split('`').skip(1).step_by(2).collect();
+    let missing: Vec<_> = crash_point::names().iter().filter(|name| !explained.contains(*name)).collect();
+    assert!(missing.is_empty(), "docs/crash-model.md does not explain {missing:?}");
+}
+
+#[test]
+fn an_index_whose_rebuilder_died_is_rebuilt_by_the_background_thread_of_a_survivor() {
+    let dir = ShmDir::new("rebuilder");
+    let pool = open(&dir.0);
+    let ns = namespace(&pool, MAIN);
+    let chain = keys(0..8);
+    store_all(&pool, ns, &chain[..1], 1);
+    store_chain(&pool, ns, &chain, 1);
+    let mut dying = Worker::start("point", &dir.0, &["rebuild.cleared", "kill"]);
+    assert!(matches!(dying.end(), WaitStatus::Signaled(..)));
+    let started = Instant::now();
+    while check_chain(&pool, ns, &chain) < chain.len() {
+        assert!(started.elapsed() < Duration::from_secs(10), "nobody rebuilds the index");
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-fn assert_goes_on(pool: &Arc<Pool>) {
-    let (ns, other) = (namespace(pool, MAIN), namespace(pool, MAIN + 1));
-    let chain = keys(5000..5010);
-    store_all(pool, ns, &keys(5000..5001), 3);
-    store_chain(pool, ns, &chain, 3);
-    assert_eq!(check_chain(pool, ns, &chain), 10);
-    assert_nothing_lost(pool, &[ns, other]);
-    assert_eq!(store_chain(pool, ns, &chain, 4), 10);
-    assert_eq!(check_chain(pool, ns, &chain), 10);
-}
-
-#[test]
-fn survivors_go_on_after_a_death_at_every_point() {
-    for name in points_of_the_pool().filter(|name| !name.starts_with("create.")) {
-        println!("{name}");
-        let dir = ShmDir::new("survivor");
-        let pool = open(&dir.0);
-        let ns = namespace(&pool, MAIN);
-        let before = keys(0..8);
-        store_all(&pool, ns, &before[..1], 1);
-        store_chain(&pool, ns, &before, 1);
-        let leased = pool.lease(ns, &before, 0, 8).unwrap();
-        assert_eq!(leased.len(), 8);
-        die_at(&dir.0, name, Some(&pool));
-        assert_eq!(check_in_time(&pool, ns, &before), 8, "what a survivor leases stays");
-        pool.release(&leased).unwrap();
-        assert_goes_on(&pool);
-    }
-}
-
-#[test]
-fn a_latecomer_finds_a_whole_pool_after_a_death_at_every_point() {
-    for name in points_of_the_pool().filter(|name| *name != "process.joined") {
-        println!("{name}");
-        let dir = ShmDir::new("latecomer");
-        die_at(&dir.0, name, None);
-        assert_goes_on(&open(&dir.0));
-    }
+    assert_nothing_lost(&pool, &[ns]);
 }

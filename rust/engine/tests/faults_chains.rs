@@ -34,6 +34,78 @@ fn an_extent_taken_from_a_namespace_takes_the_tails_of_its_blocks_with_it() {
     assert_nothing_lost(&pool, &[ns]);
 }
 
+#[test]
+fn a_block_sealed_right_before_its_publisher_died_does_not_lose_its_parent_to_an_eviction_begun_before() {
+    let dir = ShmDir::new("sealed-child");
+    let options = pegaflow_engine::OpenOptions {
+        pool_bytes: Some(2 * kill::blocks::SEGMENT_BYTES),
+        ..kill::blocks::options(&dir.0)
+    };
+    let creator = Pool::open(kill::blocks::POOL_NAME, &options).unwrap();
+    let ns = namespace(&creator, MAIN);
+    let chain = keys(kill::blocks::CONTESTED..kill::blocks::CONTESTED + 2);
+    evict(&creator, ns, 1000, 63);
+    store_all(&creator, ns, &chain[..1], 1);
+    assert_eq!(stat(&creator.namespace_stats(ns).unwrap(), "slots_free"), 0);
+    drop(creator);
+    let pool = open(&dir.0);
+    // Stopped when it has looked at the horizon and touched the parent, before the child has its stamp.
+    let mut dying = Worker::start("hold", &dir.0, &["child-stopped-then-killed"]);
+    assert!(matches!(dying.stopped_or_ended(), WaitStatus::Stopped(..)));
+    // This lists every block, the parent last.
+    evict(&pool, ns, 2000, 1);
+    dying.signal(nix::sys::signal::Signal::SIGCONT);
+    assert!(matches!(dying.end(), WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGKILL, _)));
+    assert_settled(&pool);
+    assert_eq!(pool.contains(ns, &chain).unwrap(), [true, true], "a child in time");
+    for number in 3000..3070 {
+        evict(&pool, ns, number, 1);
+        let present = pool.contains(ns, &chain).unwrap();
+        assert!(present[0] || !present[1], "no head went before its tail");
+    }
+    assert_nothing_lost(&pool, &[ns]);
+}
+
+#[test]
+fn touching_some_blocks_of_a_chain_touches_those_between() {
+    let dir = ShmDir::new("touch-holes");
+    let pool = open(&dir.0);
+    let ns = namespace(&pool, MAIN);
+    let chain = keys(0..12);
+    store_all(&pool, ns, &chain[..1], 1);
+    store_chain(&pool, ns, &chain, 1);
+    for some in [vec![0, 5, 11], vec![7], vec![1, 2, 9]] {
+        let some: Vec<_> = some.into_iter().map(|index| chain[index]).collect();
+        assert_eq!(pool.touch(ns, &some).unwrap(), some.len());
+        assert_settled(&pool);
+        let leased = pool.lease(ns, &some, some.len() - 1, some.len()).unwrap();
+        pool.release(&leased).unwrap();
+        assert_settled(&pool);
+    }
+    evict(&pool, ns, 1000, 250);
+    let left = check_chain(&pool, ns, &chain);
+    let present = pool.contains(ns, &chain).unwrap().iter().filter(|present| **present).count();
+    assert_eq!(present, left, "no head went before its tail");
+    assert_nothing_lost(&pool, &[ns]);
+}
+
+#[test]
+fn a_block_touched_while_a_rebuild_takes_the_block_before_it_does_not_outlive_the_new_one() {
+    let dir = ShmDir::new("rebuild-touch");
+    let pool = open(&dir.0);
+    let ns = namespace(&pool, MAIN);
+    let mut rebuilding = Worker::start("hold", &dir.0, &["rebuild-stopped"]);
+    assert!(matches!(rebuilding.stopped_or_ended(), WaitStatus::Stopped(..)));
+    // Whoever wants to evict finds every lock taken, and keeps its candidates: all blocks, in the order of their age.
+    pool.reserve(ns, &keys(5000..5100), None, true).unwrap();
+    rebuilding.signal(nix::sys::signal::Signal::SIGCONT);
+    rebuilding.finish();
+    let chain = keys(kill::blocks::CONTESTED..kill::blocks::CONTESTED + 2);
+    assert_eq!(check_chain(&pool, ns, &chain), 2);
+    drop(pool);
+    assert_nothing_lost(&open(&dir.0), &[ns]);
+}
+
 /// Store `count` other blocks, so that as many have to go once the pool is full.
 fn evict(pool: &Arc<Pool>, ns: Namespace, first: u64, count: u64) {
     for number in first..first + count {

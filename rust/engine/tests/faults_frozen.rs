@@ -1,5 +1,6 @@
-//! A process is stopped (SIGSTOP) at every named point, holding whatever it holds there. Its siblings' operations
-//! return in bounded time with a miss or a skipped save; after SIGCONT it finishes, and nothing is lost.
+//! A process is stopped (SIGSTOP) and holds whatever it holds there. Its siblings' operations return in bounded time
+//! with a miss or a skipped save; after SIGCONT it finishes, and nothing is lost. `crash.rs` does this at every point
+//! of an existing pool.
 #![allow(missing_docs)]
 
 mod common;
@@ -20,15 +21,9 @@ use pegaflow_engine::{ErrorKind, Namespace, Pool, crash_point};
 /// One wait for a lock, and as much again for a slow host and a debug build.
 const OPERATION_MAX: Duration = Duration::from_millis(40);
 
-const OF_THE_OBJECT_STORE: &[&str] = &["chain.linked", "replace.superseded"];
-
 /// A worker that is stopped at `name`.
-fn stop_at(dir: &ShmDir, name: &str, leader: Option<&Pool>) -> Worker {
-    let member = leader.map(|pool| pool.member().unwrap());
-    let member = member.map(|member| (member.row.to_string(), member.epoch.to_string()));
-    let mut args = vec![name, "stop"];
-    args.extend(member.iter().flat_map(|(row, epoch)| [row.as_str(), epoch.as_str()]));
-    let mut worker = Worker::start("point", &dir.0, &args);
+fn stop_at(dir: &ShmDir, name: &str) -> Worker {
+    let mut worker = Worker::start("point", &dir.0, &[name, "stop"]);
     let status = worker.stopped_or_ended();
     assert!(matches!(status, WaitStatus::Stopped(_, Signal::SIGSTOP)), "{name} was never reached: {status:?}");
     worker
@@ -72,18 +67,17 @@ fn pool_of_resets(pool: &Pool, fallback: Namespace) -> Namespace {
 }
 
 #[test]
-fn siblings_of_a_stopped_process_never_wait_long_and_lose_nothing() {
+fn who_comes_while_the_creator_of_a_pool_stands_still_creates_it_and_never_waits_long() {
     let mut slowest = ("", "", Took::default());
-    for point in crash_point::names().iter().filter(|name| !OF_THE_OBJECT_STORE.contains(name)) {
+    for point in crash_point::names().iter().filter(|name| name.starts_with("create.")) {
         let dir = ShmDir::new("frozen");
-        let creator = point.starts_with("create.").then(|| stop_at(&dir, point, None));
+        let worker = stop_at(&dir, point);
         let pool = open(&dir.0);
         let ns = namespace(&pool, MAIN);
         namespace(&pool, MAIN + 1);
         let chain = keys(0..8);
         store_all(&pool, ns, &chain[..1], 1);
         store_chain(&pool, ns, &chain, 1);
-        let worker = creator.unwrap_or_else(|| stop_at(&dir, point, Some(&pool)));
         for round in 0..2 {
             for (operation, took) in operations(&pool, ns, round) {
                 assert!(took.own < OPERATION_MAX, "{operation} took {took:?} with a sibling stopped at {point}");
@@ -145,7 +139,7 @@ fn several_stopped_siblings_cost_one_wait_together() {
     let ns = namespace(&pool, MAIN);
     store_all(&pool, ns, &keys(0..1), 1);
     let points = ["publish.locked", "publish.odd", "publish.linked"];
-    let stopped: Vec<Worker> = points.iter().map(|point| stop_at(&dir, point, None)).collect();
+    let stopped: Vec<Worker> = points.iter().map(|point| stop_at(&dir, point)).collect();
     let watch = Stopwatch::of_this_thread();
     // Enough to meet every lock of the index many times.
     let absent = keys(900_000..900_000 + 5_000);

@@ -108,7 +108,7 @@ impl Core {
             tries += 1;
             let late = started.elapsed() >= wait_max || self.slow_holders.contains(holder);
             // One yield on a busy host can take as long, so never give up without having looked.
-            if (late || tries.is_multiple_of(LOCK_TRIES_PER_PROBE))
+            if (late || tries % LOCK_TRIES_PER_PROBE == 1)
                 && self.is_dead(holder)
                 && word.compare_exchange(holder, mine, AcqRel, Relaxed).is_ok()
             {

@@ -11,7 +11,9 @@ const ONCE_MORE: u64 = 2;
 
 /// Say that there may be something.
 pub(crate) fn raise(word: &AtomicU64) {
-    let _always = word.fetch_update(SeqCst, SeqCst, |before| Some((before | RAISED).wrapping_add(ONCE_MORE)));
+    // Counted first: who takes back what was before does not take this back.
+    word.fetch_add(ONCE_MORE, SeqCst);
+    word.fetch_or(RAISED, SeqCst);
 }
 
 /// What there is to take back, if there may be something.

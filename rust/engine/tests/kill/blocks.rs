@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use pegaflow_engine::checksum::part_checksum;
-use pegaflow_engine::{BlockRef, Key, Namespace, OpenOptions, Pool};
+use pegaflow_engine::{BlockRef, ErrorKind, Key, Namespace, OpenOptions, Pool};
 
 use super::random::mix;
 
@@ -33,7 +34,15 @@ pub fn open(shm_dir: &Path) -> Arc<Pool> {
 
 /// The namespace whose fingerprint consists of `byte`.
 pub fn namespace(pool: &Pool, byte: u8) -> Namespace {
-    pool.namespace(&[byte; 32], 0, &PART_BYTES, "kill tests").unwrap()
+    let started = Instant::now();
+    loop {
+        match pool.namespace(&[byte; 32], 0, &PART_BYTES, "kill tests") {
+            Ok(ns) => return ns,
+            // Who holds the lock has no CPU just now.
+            Err(error) if error.kind() == ErrorKind::Busy && started.elapsed() < Duration::from_secs(5) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 pub fn key(number: u64) -> Key {
@@ -81,6 +90,24 @@ pub fn wrong(key: &Key, part: u32, bytes: &[u8]) -> Option<String> {
         return Some(format!("part {part} has bytes that do not match their checksum"));
     }
     None
+}
+
+/// A fingerprint that nobody else has.
+pub fn fingerprint_of(seed: u64) -> [u8; 32] {
+    let words: Vec<u8> = (0..4).flat_map(|word| mix(seed ^ word << 60).to_le_bytes()).collect();
+    words.try_into().unwrap()
+}
+
+/// Bytes of a value of several slots: `nonce`, then what follows from it and from the name of the value.
+pub fn value_of(name: &str, nonce: u64) -> Vec<u8> {
+    let seed = name.bytes().fold(nonce, |seed, byte| mix(seed ^ u64::from(byte)));
+    let words = (0..150).map(|word| mix(seed ^ word << 32));
+    std::iter::once(nonce).chain(words).flat_map(u64::to_le_bytes).collect()
+}
+
+/// Whether these are the bytes of a value of that name, whole.
+pub fn is_value_of(name: &str, bytes: &[u8]) -> bool {
+    words_of(bytes).next().is_some_and(|nonce| value_of(name, nonce) == bytes)
 }
 
 /// Write both parts of a reserved block of [`PART_BYTES`] and mark them. `false` if the block is gone.

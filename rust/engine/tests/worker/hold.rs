@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use pegaflow_engine::crash_point;
+use pegaflow_engine::{Pool, crash_point};
 
-use crate::blocks::{CONTESTED, MAIN, fill, key, keys, namespace, open, store_all, wrong_block};
+use crate::blocks::{CONTESTED, MAIN, fill, key, keys, namespace, open, store_all, store_chain, wrong_block};
+use crate::forge::Forge;
 use crate::{say, wait_for_parent};
 
 /// Number of the first key that holders use.
@@ -13,6 +14,16 @@ pub const HELD: u64 = 1 << 40;
 
 extern "C" fn die_when_claimed(_signal: i32) {
     let _known = crash_point::arm("evict.claimed", "kill");
+}
+
+extern "C" fn die_when_sealed(_signal: i32) {
+    let _known = crash_point::arm("publish.sealed", "kill");
+}
+
+fn on_continue(handler: extern "C" fn(i32)) {
+    let action = SigAction::new(SigHandler::Handler(handler), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handlers above look up a name in a table and store to an atomic.
+    unsafe { sigaction(Signal::SIGCONT, &action) }.unwrap();
 }
 
 /// A leader with one lease and one reservation: "ROW EPOCH NUMBER", the number of the key that it leases.
@@ -66,28 +77,51 @@ pub fn run(dir: &Path, what: &str) {
             say("holding");
             wait_for_parent();
         }
-        "publish-stopped" => {
-            let ns = namespace(&pool, MAIN);
-            crash_point::arm("publish.locked", "stop").unwrap();
-            store_all(&pool, ns, &keys(CONTESTED..CONTESTED + 1), 1);
-        }
-        "evict-stopped" => {
-            let ns = namespace(&pool, MAIN);
-            crash_point::arm("evict.claimed", "stop").unwrap();
-            store_all(&pool, ns, &keys(CONTESTED..CONTESTED + 1), 1);
-        }
-        "evict-stopped-then-killed" => {
-            let ns = namespace(&pool, MAIN);
-            let action = SigAction::new(SigHandler::Handler(die_when_claimed), SaFlags::SA_RESTART, SigSet::empty());
-            // SAFETY: the handler looks up a name in a table and stores to an atomic.
-            unsafe { sigaction(Signal::SIGCONT, &action) }.unwrap();
-            crash_point::arm("evict.locked", "stop").unwrap();
-            store_all(&pool, ns, &keys(CONTESTED..CONTESTED + 1), 1);
-        }
         "leave-stopped" => {
             let ns = namespace(&pool, MAIN);
             assert_eq!(pool.reserve(ns, &keys(CONTESTED..CONTESTED + 1), None, true).unwrap().len(), 1);
             crash_point::arm("reap.locked", "stop").unwrap();
+        }
+        other => stop(dir, &pool, other),
+    }
+}
+
+/// Stop within an operation.
+fn stop(dir: &Path, pool: &Pool, what: &str) {
+    let ns = namespace(pool, MAIN);
+    match what {
+        "publish-stopped" => {
+            crash_point::arm("publish.locked", "stop").unwrap();
+            store_all(pool, ns, &keys(CONTESTED..CONTESTED + 1), 1);
+        }
+        "child-stopped-then-killed" => {
+            let chain = keys(CONTESTED..CONTESTED + 2);
+            on_continue(die_when_sealed);
+            let reserved = pool.reserve(ns, &chain, None, true).unwrap();
+            assert_eq!(reserved.len(), 1, "the parent is there, a slot is evicted for its child");
+            assert!(fill(pool, reserved[0].1, &chain[1], 2));
+            crash_point::arm("touch.stamped", "stop").unwrap();
+            pool.publish(&[reserved[0].1]).unwrap();
+        }
+        "rebuild-stopped" => {
+            let chain = keys(CONTESTED..CONTESTED + 2);
+            store_all(pool, ns, &chain[..1], 1);
+            store_chain(pool, ns, &chain, 1);
+            store_all(pool, ns, &keys(HELD..HELD + 253), 1);
+            // Nobody finds the head, so it is stored again.
+            Forge::open(dir).unwrap().empty_index();
+            store_all(pool, ns, &chain[..1], 2);
+            crash_point::arm("rebuild.doomed", "stop").unwrap();
+            pool.rebuild_index().unwrap();
+        }
+        "evict-stopped" => {
+            crash_point::arm("evict.claimed", "stop").unwrap();
+            store_all(pool, ns, &keys(CONTESTED..CONTESTED + 1), 1);
+        }
+        "evict-stopped-then-killed" => {
+            on_continue(die_when_claimed);
+            crash_point::arm("evict.locked", "stop").unwrap();
+            store_all(pool, ns, &keys(CONTESTED..CONTESTED + 1), 1);
         }
         other => panic!("cannot hold {other}"),
     }

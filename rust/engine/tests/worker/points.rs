@@ -1,91 +1,317 @@
-//! Workloads that pass each crash point of the pool: arm it, do what leads there, end well if it was not reached.
+//! Workloads that pass each crash point: arm it, do what leads there, end well if it was not reached. They get along
+//! with whatever is in the pool already, dead and stopped siblings included.
 
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pegaflow_engine::{Member, Namespace, Pool, crash_point};
+use pegaflow_engine::limits::OBJECT_POOL_BYTES_MIN;
+use pegaflow_engine::objects::{ObjectStore, ObjectStoreOptions, ValueKind};
+use pegaflow_engine::{BlockRef, ErrorKind, Key, Member, Namespace, Pool, admin, crash_point};
 
-use crate::blocks::{MAIN, PART_BYTES, check_chain, key, keys, namespace, open, store_all, store_chain};
-use crate::random::mix;
+use crate::blocks::{MAIN, PART_BYTES, POOL_NAME, check_chain, fingerprint_of, keys, open, store_chain, value_of};
+use crate::forge::Forge;
+use crate::reaper;
 
-/// Keys of this process alone.
-fn own_keys(count: u64) -> Vec<pegaflow_engine::Key> {
-    let first = (1 << 41) + (u64::from(std::process::id()) << 20);
-    keys(first..first + count)
+/// Longest try to get to a point.
+const TRY_MAX: Duration = Duration::from_secs(3);
+/// Namespaces beside the main one: with it more than the pool has extents.
+const SPACES: u64 = 5;
+
+/// One try to get to one point.
+pub struct Try {
+    pub dir: PathBuf,
+    name: String,
+    action: String,
+    /// Makes the keys of this try different from those of all others.
+    pub seed: u64,
+    started: Instant,
 }
 
-fn in_time(what: &str, mut done: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < Duration::from_secs(15), "{what} takes too long");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+/// Get to the point `name`, and be killed or stopped there.
+pub fn run(dir: &Path, name: &str, action: &str, seed: u64) {
+    let (name, action) = (name.to_owned(), action.to_owned());
+    Try { dir: dir.to_owned(), name, action, seed, started: Instant::now() }.run();
 }
 
-pub fn run(dir: &Path, name: &str, action: &str, args: &[&str]) {
-    let arm = || crash_point::arm(name, action).unwrap();
-    let family = name.split('.').next().unwrap();
-    if family == "create" || ["process.locked", "process.registered"].contains(&name) {
-        arm();
+impl Try {
+    pub fn arm(&self) {
+        crash_point::arm(&self.name, &self.action).unwrap();
     }
-    let pool = open(dir);
-    match family {
-        "create" => {}
-        "process" if name != "process.joined" => {}
-        "process" => {
-            let leader = Member { row: args[0].parse().unwrap(), epoch: args[1].parse().unwrap() };
-            arm();
-            pool.join(leader).unwrap();
+
+    fn is_late(&self) -> bool {
+        self.started.elapsed() > TRY_MAX
+    }
+
+    /// Keys of this try alone.
+    fn keys(&self, count: u64) -> Vec<Key> {
+        let first = (1 << 41) + (self.seed << 10);
+        keys(first..first + count)
+    }
+
+    fn run(&self) {
+        let (family, step) = self.name.split_once('.').unwrap();
+        match family {
+            "create" => self.register(),
+            "remove" => self.remove(),
+            "process" if matches!(step, "reclaimed" | "inherited") => self.inherit(),
+            "process" if matches!(step, "locked" | "filled" | "registered") => self.register(),
+            "takeover" | "reap" => reaper::run(self, step),
+            "retire" if step == "reopened" => reaper::run(self, step),
+            "orphans" if step != "dropped" => reaper::run(self, step),
+            "quarantine" if step != "given_up" => self.leave_quarantine(step),
+            "chain" | "replace" | "doom" => self.replace(),
+            _ => self.run_in(&open(&self.dir), family, step),
         }
-        "namespace" => {
-            arm();
-            pool.namespace(&[mix(u64::from(std::process::id())) as u8; 32], 1, &PART_BYTES, "new").unwrap();
+    }
+
+    fn run_in(&self, pool: &Arc<Pool>, family: &str, step: &str) {
+        match family {
+            "process" if step == "joined" => self.join(pool),
+            "process" => {
+                self.arm();
+                pool.set_device_writes().unwrap();
+            }
+            "namespace" => {
+                self.arm();
+                self.new_namespace(pool);
+            }
+            "grow" | "drop" | "retire" => self.starve(pool),
+            "reserve" if matches!(step, "unhinted" | "claimed") => self.take_a_free_slot(pool),
+            "reserve" if step == "recycled" => self.evict(pool, false),
+            "reserve" | "part" | "publish" => self.publish(pool),
+            "lease" | "touch" => self.read(pool),
+            "evict" => self.evict(pool, step == "restored"),
+            "free" | "quarantine" => self.give_up_a_slot(pool, family),
+            "orphans" => self.drop_an_orphan(pool),
+            "reset" => self.reset(pool),
+            "rebuild" => self.rebuild(pool, matches!(step, "doomed" | "renamed")),
+            other => panic!("no workload for the crash points of {other}"),
         }
-        "grow" => grow(&pool, arm),
-        "reserve" | "part" | "publish" => {
-            let ns = namespace(&pool, MAIN);
-            store_all(&pool, ns, &own_keys(1), 1);
-            arm();
-            store_chain(&pool, ns, &own_keys(4), 2);
+    }
+
+    /// The namespace of fingerprint `byte`, unless a stopped sibling is in the way for too long.
+    fn space(&self, pool: &Pool, byte: u8) -> Namespace {
+        loop {
+            match pool.namespace(&[byte; 32], 0, &PART_BYTES, "kill tests") {
+                Ok(ns) => return ns,
+                Err(error) if error.kind() == ErrorKind::Busy && !self.is_late() => {}
+                Err(error) if error.kind() == ErrorKind::Busy => std::process::exit(0),
+                Err(error) => panic!("{error}"),
+            }
         }
-        "lease" => {
-            let ns = namespace(&pool, MAIN);
-            store_all(&pool, ns, &own_keys(4), 1);
-            arm();
-            assert_eq!(check_chain(&pool, ns, &own_keys(4)), 4);
+    }
+
+    /// Store blocks without parents, each in its turn; what finds no slot in time is left out.
+    fn store(&self, pool: &Pool, ns: Namespace, keys: &[Key], limit: Duration) {
+        for key in keys {
+            let started = Instant::now();
+            while store_chain(pool, ns, &[*key], self.seed) == 0 && !pool.contains(ns, &[*key]).unwrap()[0] {
+                if started.elapsed() > limit {
+                    return;
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
         }
-        "evict" => {
-            let ns = namespace(&pool, MAIN);
-            evict_something(&pool, ns);
-            arm();
-            evict_something(&pool, ns);
-            let reserved = pool.reserve(ns, &own_keys(1), None, true).unwrap();
-            pool.abort(&[reserved[0].1]).unwrap();
+    }
+
+    fn main_with(&self, pool: &Pool, count: u64) -> (Namespace, Vec<Key>) {
+        let (ns, keys) = (self.space(pool, MAIN), self.keys(count));
+        self.store(pool, ns, &keys[..1], TRY_MAX);
+        (ns, keys)
+    }
+
+    fn register(&self) {
+        self.arm();
+        open(&self.dir);
+    }
+
+    fn inherit(&self) {
+        if Forge::open(&self.dir).is_none() {
+            open(&self.dir);
         }
-        "quarantine" => {
-            let ns = namespace(&pool, MAIN);
-            pool.set_device_writes().unwrap();
-            store_all(&pool, ns, &own_keys(1), 1);
-            // One slot only: no other one brings a background thread to look.
-            assert_eq!(pool.reserve(ns, &own_keys(2), None, true).unwrap().len(), 1);
-            arm();
+        Forge::open(&self.dir).unwrap().fill_process_table();
+        self.register();
+    }
+
+    fn join(&self, pool: &Pool) {
+        let facts: serde_json::Value = serde_json::from_str(&admin::inspect(pool.path()).unwrap()).unwrap();
+        let me = pool.member().unwrap();
+        let others = facts["processes"].as_array().unwrap().iter().map(|process| Member {
+            row: process["row"].as_u64().unwrap() as u32,
+            epoch: process["epoch"].as_u64().unwrap(),
+        });
+        let nobody = Member { row: (me.row + 1) % 128, epoch: 1 << 40 };
+        let leader = others.into_iter().find(|member| *member != me).unwrap_or(nobody);
+        self.arm();
+        if let Err(error) = pool.join(leader) {
+            assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
         }
-        "reap" => reap(dir, &pool, arm),
-        "retire" => retire(&pool, arm),
-        "reset" => {
-            let ns = namespace(&pool, MAIN + 1);
-            store_all(&pool, ns, &own_keys(4), 1);
-            arm();
-            pool.reset(ns).unwrap();
+    }
+
+    fn new_namespace(&self, pool: &Pool) {
+        while let Err(error) = pool.namespace(&fingerprint_of(self.seed), 1, &PART_BYTES, "new") {
+            assert!(matches!(error.kind(), ErrorKind::Busy | ErrorKind::Full), "{error}");
+            if self.is_late() || error.kind() == ErrorKind::Full {
+                return;
+            }
         }
-        "rebuild" => {
-            store_all(&pool, namespace(&pool, MAIN), &own_keys(4), 1);
-            arm();
-            pool.rebuild_index().unwrap();
+    }
+
+    /// More namespaces than extents: whoever has none takes one from another.
+    fn starve(&self, pool: &Pool) {
+        let spaces: Vec<Namespace> = (1..=SPACES).map(|space| self.space(pool, MAIN + space as u8)).collect();
+        self.arm();
+        for (turn, key) in self.keys(2 * SPACES).iter().enumerate() {
+            let ns = spaces[(self.seed + turn as u64) as usize % spaces.len()];
+            self.store(pool, ns, &[*key], Duration::from_millis(300));
         }
-        other => panic!("no workload for the crash points of {other}"),
+    }
+
+    fn take_a_free_slot(&self, pool: &Pool) {
+        let (ns, keys) = self.main_with(pool, 3);
+        let reserved = pool.reserve(ns, &keys[1..2], None, true).unwrap();
+        pool.abort(&blocks_of(&reserved)).unwrap();
+        self.arm();
+        let reserved = pool.reserve(ns, &keys[2..3], None, true).unwrap();
+        pool.abort(&blocks_of(&reserved)).unwrap();
+    }
+
+    fn publish(&self, pool: &Pool) {
+        let (ns, keys) = self.main_with(pool, 4);
+        self.arm();
+        store_chain(pool, ns, &keys, self.seed);
+    }
+
+    fn read(&self, pool: &Pool) {
+        let (ns, keys) = self.main_with(pool, 4);
+        store_chain(pool, ns, &keys, self.seed);
+        self.arm();
+        check_chain(pool, ns, &keys);
+        pool.touch(ns, &keys).unwrap();
+    }
+
+    /// Store until something has to go; with `leased`, until its turn comes to a block that we lease.
+    fn evict(&self, pool: &Pool, leased: bool) {
+        let (ns, keys) = (self.space(pool, MAIN), self.keys(1000));
+        let mut held = Vec::new();
+        if leased {
+            self.store(pool, ns, &keys[..1], TRY_MAX);
+            held = pool.lease(ns, &keys, 0, 1).unwrap();
+        }
+        self.arm();
+        let enough = if leased { 600 } else { 3 };
+        for key in &keys {
+            if self.is_late() || evicted(pool) > enough {
+                break;
+            }
+            self.store(pool, ns, &[*key], Duration::from_millis(300));
+        }
+        pool.release(&held).unwrap();
+    }
+
+    fn give_up_a_slot(&self, pool: &Pool, how: &str) {
+        let (ns, keys) = self.main_with(pool, 2);
+        let blocks = blocks_of(&pool.reserve(ns, &keys[1..2], None, true).unwrap());
+        self.arm();
+        if how == "free" { pool.abort(&blocks) } else { pool.quarantine(&blocks) }.unwrap();
+    }
+
+    /// Leave with a slot that a device may still write; come back when nobody does any more.
+    fn leave_quarantine(&self, step: &str) {
+        let pool = open(&self.dir);
+        let (ns, keys) = self.main_with(&pool, 2);
+        pool.set_device_writes().unwrap();
+        pool.reserve(ns, &keys[1..2], None, true).unwrap();
+        if step == "waiting" {
+            self.arm();
+        }
+        drop(pool);
+        Forge::open(&self.dir).unwrap().end_grace_periods();
+        self.arm();
+        let pool = open(&self.dir);
+        while pool.stats().iter().all(|(name, count)| *name != "slots_reaped" || *count == 0) && !self.is_late() {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    fn drop_an_orphan(&self, pool: &Pool) {
+        let (ns, keys) = self.main_with(pool, 2);
+        store_chain(pool, ns, &keys, self.seed);
+        self.arm();
+        Forge::open(&self.dir).unwrap().make_orphan(&keys[1]);
+        pool.reap().unwrap();
+    }
+
+    fn reset(&self, pool: &Pool) {
+        let ns = self.space(pool, MAIN + 1);
+        self.store(pool, ns, &self.keys(4), Duration::from_millis(300));
+        self.arm();
+        pool.reset(ns).unwrap();
+    }
+
+    fn rebuild(&self, pool: &Pool, twice: bool) {
+        let (ns, keys) = self.main_with(pool, 2);
+        store_chain(pool, ns, &keys, self.seed);
+        self.arm();
+        if twice {
+            // Nobody finds the first block, so it is stored again.
+            Forge::open(&self.dir).unwrap().empty_index();
+            store_chain(pool, ns, &keys[..1], self.seed + 1);
+        }
+        while let Err(error) = pool.rebuild_index() {
+            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+            if self.is_late() {
+                return;
+            }
+        }
+    }
+
+    /// A value of several slots in place of another.
+    fn replace(&self) {
+        let options = ObjectStoreOptions {
+            shm_dir: self.dir.clone(),
+            pool_bytes: Some(OBJECT_POOL_BYTES_MIN),
+            evict: true,
+            ..ObjectStoreOptions::default()
+        };
+        // Opened first for its geometry; the store attaches to the same pool.
+        let _pool = open(&self.dir);
+        let Some(store) = self.in_time(|| ObjectStore::open(Some(POOL_NAME), &options)) else { return };
+        let key = format!("value {}", self.seed % 8);
+        let put = || self.in_time(|| store.put(&key, ValueKind::Bytes, &value_of(&key, self.seed)));
+        put();
+        self.arm();
+        put();
+        if let Some(value) = self.in_time(|| store.get(&key)).flatten() {
+            assert!(crate::blocks::is_value_of(&key, &value.to_vec().unwrap()), "a foreign value");
+        }
+    }
+
+    /// What it gives, unless others are in the way for too long.
+    fn in_time<T>(&self, mut work: impl FnMut() -> pegaflow_engine::Result<T>) -> Option<T> {
+        loop {
+            match work() {
+                Ok(result) => return Some(result),
+                Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::Full) => {
+                    if self.is_late() {
+                        return None;
+                    }
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn remove(&self) {
+        let pool = open(&self.dir);
+        self.main_with(&pool, 1);
+        let path = pool.path().to_owned();
+        drop(pool);
+        self.arm();
+        if let Err(error) = admin::remove(&path, true) {
+            assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        }
     }
 }
 
@@ -93,49 +319,6 @@ fn evicted(pool: &Pool) -> u64 {
     pool.stats().iter().find(|(name, _)| *name == "blocks_evicted").unwrap().1
 }
 
-fn evict_something(pool: &Arc<Pool>, ns: Namespace) {
-    let before = evicted(pool);
-    let mut number = (1 << 42) + mix(before ^ u64::from(std::process::id())) % (1 << 40);
-    in_time("evicting", || {
-        store_all(pool, ns, &[key(number)], 1);
-        number += 1;
-        evicted(pool) > before
-    });
-}
-
-fn grow(pool: &Arc<Pool>, arm: impl Fn()) {
-    let ns = namespace(pool, MAIN + 1);
-    arm();
-    pool.grow_ahead(ns).unwrap();
-    in_time("growing", || pool.namespace_stats(ns).unwrap()[0].1 > 0);
-}
-
-/// Another namespace takes everything, then the main one starves until it is given an extent.
-fn retire(pool: &Arc<Pool>, arm: impl Fn()) {
-    let (full, starving) = (namespace(pool, MAIN + 2), namespace(pool, MAIN + 3));
-    // A chain whose head fills the extent that will be taken, and whose tail lies in another.
-    let chain = own_keys(90);
-    in_time("storing a chain", || {
-        store_chain(pool, full, &chain, 1);
-        check_chain(pool, full, &chain) == chain.len()
-    });
-    let first = (1 << 44) + (u64::from(std::process::id()) << 20);
-    store_all(pool, full, &keys(first..first + 160), 1);
-    arm();
-    store_all(pool, starving, &own_keys(1), 1);
-}
-
-/// Somebody dies with a reservation, and we are there first. A sibling may be faster, so try again.
-fn reap(dir: &Path, pool: &Arc<Pool>, arm: impl Fn()) {
-    arm();
-    for _ in 0..20 {
-        let program = std::env::current_exe().unwrap();
-        let mut child = Command::new(program)
-            .args(["point", dir.to_str().unwrap(), "publish.linked", "kill"])
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap();
-        child.wait().unwrap();
-        pool.reap().unwrap();
-    }
+fn blocks_of(reserved: &[(usize, BlockRef)]) -> Vec<BlockRef> {
+    reserved.iter().map(|(_, block)| *block).collect()
 }

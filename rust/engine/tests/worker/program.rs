@@ -1,5 +1,6 @@
 //! Helper program of the kill tests: one process of a pool that does what its role says until it is told to stop, or
 //! killed. `pool-worker ROLE DIR ARGS...`; lines on standard output say how far it is.
+#![allow(clippy::disallowed_methods, reason = "a forked child ends where it is")]
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "a program for tests")]
 
 #[path = "../kill/blocks.rs"]
@@ -8,6 +9,8 @@ mod blocks;
 mod create;
 #[path = "follower.rs"]
 mod follower;
+#[path = "forge.rs"]
+mod forge;
 #[path = "fork.rs"]
 mod fork;
 #[path = "full.rs"]
@@ -22,6 +25,10 @@ mod hold;
 mod hostile;
 #[path = "hostile.rs"]
 mod hostile_inputs;
+#[path = "lost_lock.rs"]
+mod lost_lock;
+#[path = "nursery.rs"]
+mod nursery;
 #[path = "objects.rs"]
 mod objects;
 #[path = "../kill/plan.rs"]
@@ -30,6 +37,8 @@ mod plan;
 mod points;
 #[path = "../kill/random.rs"]
 mod random;
+#[path = "reaper.rs"]
+mod reaper;
 #[path = "../kill/report.rs"]
 mod report;
 #[path = "resets.rs"]
@@ -46,7 +55,8 @@ fn main() {
     let (role, dir) = (args[0].as_str(), PathBuf::from(&args[1]));
     let rest: Vec<&str> = args[2..].iter().map(String::as_str).collect();
     match role {
-        "point" => points::run(&dir, rest[0], rest[1], &rest[2..]),
+        "point" => points::run(&dir, rest[0], rest[1], seed_of_this_process()),
+        "nursery" => nursery::run(),
         "create" => create::race(&dir),
         "open-close" => create::open_close(&dir, rest[0].parse().unwrap()),
         "fork" => fork::run(&dir, rest[0]),
@@ -65,6 +75,8 @@ fn main() {
         }
         "hostile" => hostile_inputs::run(&dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
         "hold" => hold::run(&dir, rest[0]),
+        "lose-lock" => lost_lock::between(&dir),
+        "lose-lock-within" => lost_lock::within(&dir, rest[0]),
         "lead" => hold::lead(&dir),
         other => panic!("no role {other}"),
     }
@@ -78,6 +90,11 @@ fn die_loudly(dir: &std::path::Path) {
         std::fs::write(&file, info.to_string()).unwrap();
         std::process::abort();
     }));
+}
+
+fn seed_of_this_process() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    random::mix(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 40) >> 36
 }
 
 /// Say something to the parent at once.

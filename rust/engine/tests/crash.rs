@@ -1,0 +1,101 @@
+//! Processes die by kill -9 at every named point, alone and in every pair of points, or stand still at one while others
+//! die. Each time survivors go on within bounds, every invariant holds, nothing is lost, and no byte is wrong.
+//!
+//! `PEGAFLOW_TEST_KILLS` is the number of deaths at each point alone, `PEGAFLOW_TEST_SEED` repeats the choices of a
+//! run, `PEGAFLOW_CRASH_JSON` names a file for the figures. `make crash KILLS=n` sets them.
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "shared with the processes to kill")]
+
+use std::io::IsTerminal;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Instant;
+
+mod common;
+mod crash_parts;
+#[path = "worker/forge.rs"]
+mod forge;
+mod kill;
+
+use crash_parts::lane::Lane;
+use crash_parts::tally::Tally;
+use kill::blocks;
+use kill::random::{mix, seed};
+use pegaflow_engine::crash_point;
+
+const KILLS: u64 = 50;
+/// Deaths at each point alone for each round of all pairs.
+const KILLS_PER_ROUND_OF_PAIRS: u64 = 50;
+/// As many as small machines have CPUs.
+const LANES: usize = 2;
+
+#[derive(Clone, Copy)]
+enum Job {
+    /// Every point once.
+    Round,
+    /// A point with every other.
+    Pairs(&'static str, usize),
+}
+
+fn jobs(kills: u64) -> Vec<Job> {
+    let mut jobs: Vec<Job> = (0..kills).map(|_| Job::Round).collect();
+    let rounds = kills.div_ceil(KILLS_PER_ROUND_OF_PAIRS) as usize;
+    for round in 0..rounds {
+        jobs.extend(crash_point::names().iter().map(|name| Job::Pairs(name, round)));
+    }
+    jobs
+}
+
+fn run_lane(jobs: &[Job], next: &AtomicUsize, mut lane: Lane) -> Tally {
+    loop {
+        let number = next.fetch_add(1, SeqCst);
+        match jobs.get(number) {
+            None => return lane.tally,
+            Some(Job::Round) => lane.round(),
+            Some(Job::Pairs(first, round)) => lane.pairs(first, *round),
+        }
+        show_progress(number + 1, jobs.len());
+    }
+}
+
+/// One line that is written over, for people who look on.
+fn show_progress(done: usize, total: usize) {
+    if done <= total && std::io::stderr().is_terminal() {
+        let filled = "#".repeat(done * 50 / total);
+        eprint!("\r[{filled:<50}] {done} of {total}{}", if done == total { "\n" } else { "" });
+    } else if (done * 10 / total) > (done - 1) * 10 / total {
+        eprintln!("{done} of {total}");
+    }
+}
+
+#[test]
+fn deaths_at_every_point_alone_and_in_pairs_harm_nobody() {
+    let kills = std::env::var("PEGAFLOW_TEST_KILLS").map_or(KILLS, |text| text.parse().unwrap());
+    let seed = seed("crash");
+    let (jobs, next, tally, started) = (jobs(kills), AtomicUsize::new(0), Mutex::new(Tally::new()), Instant::now());
+    std::thread::scope(|scope| {
+        for number in 0..LANES {
+            let (jobs, next, tally) = (&jobs, &next, &tally);
+            scope.spawn(move || {
+                let lane = Lane::new(&format!("crash-{number}"), mix(seed ^ number as u64));
+                let done = run_lane(jobs, next, lane);
+                tally.lock().unwrap().add(&done);
+            });
+        }
+    });
+    let (tally, elapsed) = (tally.into_inner().unwrap(), started.elapsed());
+    tally.print();
+    println!(
+        "{} kills and {} stops at {} points, {} pairs, {} tries that came to no point, in {elapsed:.1?}",
+        tally.total().kills,
+        tally.total().stops,
+        crash_point::names().len(),
+        tally.pairs,
+        tally.missed
+    );
+    for (name, row) in tally.rows() {
+        assert!(row.kills >= kills, "{name}: {} kills", row.kills);
+    }
+    if let Some(file) = std::env::var_os("PEGAFLOW_CRASH_JSON") {
+        std::fs::write(file, format!("{:#}\n", tally.to_json(kills, elapsed))).unwrap();
+    }
+}
