@@ -38,8 +38,6 @@ pub const POOL_BYTES_DEFAULT: u64 = 30_000_000_000;
 
 /// Longest wait for locks of living siblings in one operation; after it the operation gives up.
 pub const LOCK_WAIT_MAX: Duration = Duration::from_millis(20);
-/// Longest wait for each further lock of that operation.
-pub const LOCK_WAIT_LATE_MAX: Duration = Duration::from_millis(1);
 /// After a wait that ran out, how long nobody of this process waits for the same holder again.
 pub const SLOW_HOLDER_PAUSE: Duration = Duration::from_millis(100);
 /// Tries before a waiter starts to sleep between tries.

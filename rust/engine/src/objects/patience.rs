@@ -4,6 +4,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
 use crate::limits::OBJECT_WAIT_MAX;
+use crate::shm::lock::begin_operation;
 
 /// Tries before the first sleep: mostly somebody is just finishing.
 const TRIES_AT_ONCE: u32 = 16;
@@ -44,6 +45,8 @@ impl Patience {
             )));
         }
         std::thread::sleep(time);
+        // The next try may wait for locks as the first one did.
+        begin_operation();
         Ok(())
     }
 

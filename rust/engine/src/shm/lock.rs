@@ -8,9 +8,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use crate::limits::{
-    LOCK_SLEEP, LOCK_SPINS, LOCK_TRIES_PER_PROBE, LOCK_WAIT_LATE_MAX, LOCK_WAIT_MAX, PROCESSES_MAX, SLOW_HOLDER_PAUSE,
-};
+use crate::limits::{LOCK_SLEEP, LOCK_SPINS, LOCK_TRIES_PER_PROBE, LOCK_WAIT_MAX, PROCESSES_MAX, SLOW_HOLDER_PAUSE};
 use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
 use crate::shm::process::Member;
@@ -95,7 +93,8 @@ impl Core {
     #[cold]
     fn lock_slowly<'a>(&self, word: &'a AtomicU64, mine: u64) -> Option<LockGuard<'a>> {
         let started = Instant::now();
-        let wait_max = LOCK_WAIT_MAX.saturating_sub(WAITED.get()).max(LOCK_WAIT_LATE_MAX);
+        let wait_max = LOCK_WAIT_MAX.saturating_sub(WAITED.get());
+        let (mut same_holder, mut same_since) = (0, started);
         let mut tries = 0u32;
         let guard = loop {
             let holder = word.load(Acquire);
@@ -104,6 +103,9 @@ impl Core {
                     break Some(LockGuard { word, mine });
                 }
                 continue;
+            }
+            if holder != same_holder {
+                (same_holder, same_since) = (holder, Instant::now());
             }
             tries += 1;
             let late = started.elapsed() >= wait_max || self.slow_holders.contains(holder);
@@ -117,7 +119,8 @@ impl Core {
                 break Some(LockGuard { word, mine });
             }
             if late {
-                if !self.slow_holders.contains(holder) {
+                // Not one of many holders, nor one for whom there was hardly any time left.
+                if same_since.elapsed() >= LOCK_WAIT_MAX / 2 && !self.slow_holders.contains(holder) {
                     self.slow_holders.remember(holder);
                 }
                 self.stats.lock_timeouts.add(1);
@@ -129,5 +132,26 @@ impl Core {
         has_waited(waited);
         self.stats.lock_wait_us_max.raise(waited.as_micros() as u64);
         guard
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{OpenOptions, Pool};
+
+    #[test]
+    fn a_wait_that_earlier_ones_cut_short_does_not_make_its_holder_slow() {
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let held = AtomicU64::new(core.me.encode());
+        begin_operation();
+        has_waited(LOCK_WAIT_MAX);
+        assert!(core.lock(&held).is_none());
+        assert!(!core.is_held_for_long(&held));
+        begin_operation();
+        assert!(core.lock(&held).is_none());
+        assert!(core.is_held_for_long(&held));
     }
 }

@@ -19,7 +19,7 @@ mod index;
 mod lease;
 #[cfg(not(loom))]
 pub(crate) mod liveness;
-mod lock;
+pub(crate) mod lock;
 #[cfg(not(loom))]
 mod maintenance;
 pub(crate) mod mapping;

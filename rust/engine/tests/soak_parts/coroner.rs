@@ -8,14 +8,18 @@ use std::time::{Duration, Instant};
 use pegaflow_engine::admin;
 use serde_json::Value;
 
+use crate::kill::stopwatch::Stopwatch;
+
 const PAUSE: Duration = Duration::from_millis(10);
 const SAMPLE_PAUSE: Duration = Duration::from_millis(500);
+/// A pause that takes so much longer, though there was a CPU, says that the whole host stood still.
+const STALL_MIN: Duration = Duration::from_millis(50);
 
 /// One death.
 struct Death {
     pid: i64,
     at: Instant,
-    /// A sibling was stopped for some of the time until the dead one's row was free, or a follower may have been alive.
+    /// A sibling was stopped for some of the time until its row was free, a follower was alive, or the host stood still.
     disturbed: bool,
     /// The dead one has been seen in the process table: not all live long enough to get there.
     seen: bool,
@@ -44,6 +48,7 @@ struct Records {
     fills: Vec<Fill>,
     followers: bool,
     stopped: usize,
+    stalls: Vec<Duration>,
     end: bool,
 }
 
@@ -82,19 +87,24 @@ impl Coroner {
         }
     }
 
-    /// What was seen until now. Who is not reaped yet is forgotten.
-    pub fn finish(mut self) -> (Vec<Reaped>, Vec<Fill>) {
+    /// What was seen until now, and for how long the host stood still, each time. Who is not reaped yet is forgotten.
+    pub fn finish(mut self) -> (Vec<Reaped>, Vec<Fill>, Vec<Duration>) {
         self.records.lock().unwrap().end = true;
         self.thread.take().unwrap().join().unwrap();
         let mut records = self.records.lock().unwrap();
-        (std::mem::take(&mut records.reaped), std::mem::take(&mut records.fills))
+        let (reaped, fills) = (std::mem::take(&mut records.reaped), std::mem::take(&mut records.fills));
+        (reaped, fills, std::mem::take(&mut records.stalls))
     }
 }
 
 fn watch(path: &Path, records: &Mutex<Records>) {
+    let watch = Stopwatch::of_this_thread();
     let mut sampled = Instant::now();
     loop {
-        std::thread::sleep(PAUSE);
+        let ((), paused) = watch.time(|| std::thread::sleep(PAUSE));
+        if paused.own > PAUSE + STALL_MIN {
+            records.lock().unwrap().stalled(paused.own - PAUSE);
+        }
         let wanted = {
             let records = records.lock().unwrap();
             if records.end {
@@ -115,6 +125,11 @@ fn watch(path: &Path, records: &Mutex<Records>) {
 }
 
 impl Records {
+    fn stalled(&mut self, time: Duration) {
+        self.stalls.push(time);
+        self.deaths.iter_mut().for_each(|death| death.disturbed = true);
+    }
+
     fn look(&mut self, pool: &Value) {
         let rows: Vec<i64> = pool["processes"].as_array().unwrap().iter().filter_map(|p| p["pid"].as_i64()).collect();
         let reaped = &mut self.reaped;

@@ -1,5 +1,7 @@
 //! What a soak has seen: sums over its rounds.
 
+use std::time::Duration;
+
 use super::coroner::{Fill, Reaped};
 use crate::kill::report::{OPERATIONS, Report, SERVING};
 use crate::kill::stopwatch::Took;
@@ -25,6 +27,8 @@ pub struct Outcome {
     pub stopped_ms: u64,
     pub reaped: Vec<Reaped>,
     pub fills: Vec<Fill>,
+    /// For how long the whole host stood still, each time: whatever was measured meanwhile is longer by that.
+    pub stalls: Vec<Duration>,
     /// In which round the longest wait of a survivor was, and how long it was.
     pub worst: Option<(Took, String)>,
     pub failures: Vec<String>,

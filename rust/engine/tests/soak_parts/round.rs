@@ -163,9 +163,10 @@ impl<'a> Round<'a> {
             }
         }
         self.end();
-        let (reaped, fills) = self.coroner.take().unwrap().finish();
+        let (reaped, fills, stalls) = self.coroner.take().unwrap().finish();
         self.outcome.reaped.extend(reaped);
         self.outcome.fills.extend(fills);
+        self.outcome.stalls.extend(stalls);
     }
 
     /// Anything up to twice the mean.

@@ -92,6 +92,10 @@ pub fn table(outcome: &Outcome, seed: u64, elapsed: Duration) -> String {
     text
 }
 
+fn stalled_max(outcome: &Outcome) -> Duration {
+    outcome.stalls.iter().max().copied().unwrap_or_default()
+}
+
 fn facts(outcome: &Outcome) -> Vec<(&'static str, String)> {
     let totals = &outcome.totals;
     let gb = |counter| format!("{:.2} GB", totals.counted(counter) as f64 / 1e9);
@@ -116,6 +120,7 @@ fn facts(outcome: &Outcome) -> Vec<(&'static str, String)> {
         ("stopped for", format!("{:.1} s in sum", outcome.stopped_ms as f64 / 1e3)),
         ("reaped after, p50 / p99 / worst", reap(false)),
         ("the same, a sibling stopped or follower", reap(true)),
+        ("the host stood still", format!("{} times, at most {:.0} ms", outcome.stalls.len(), ms(stalled_max(outcome)))),
         ("pool full, mean", format!("{segments:.0} % of its segments taken, {slots:.0} % of its slots sealed")),
     ];
     facts.extend(totals.pool_counters().map(|(name, count)| (name, count.to_string())));
@@ -162,6 +167,7 @@ pub fn json(outcome: &Outcome, seed: u64, elapsed: Duration) -> Value {
         "stops": { "outside": outcome.stops, "at_points": outcome.stops_at_points, "ms": outcome.stopped_ms },
         "reaped": reap(false),
         "reaped_with_somebody_stopped": reap(true),
+        "host_stalls": { "count": outcome.stalls.len(), "longest_ms": ms(stalled_max(outcome)) },
         "full_percent": { "segments": segments, "slots": slots },
         "pool": counters,
         "missed_aims": missed_aims(outcome),
