@@ -18,6 +18,8 @@ DELAY_CYCLES_MAX = 3_000_000
 """About a millisecond and a half: some steps are delayed by that, others not at all."""
 EMPTY_STEP_S = 0.0002
 GROWTH_WAIT_S = 60.0
+SLOW_BYTES_PER_SECOND = 200_000_000
+"""A save then takes as long as a delay or more, so blocks are wanted again long before they are saved."""
 
 
 class DeviceMemory:
@@ -63,6 +65,7 @@ class DeviceEngine(MiniEngine):
 def engine_on(
     pool: _native.Pool,
     backend: str,
+    save_rate: int = 0,
     geometry: Geometry = SINGLE,
     *,
     kind: type[MiniEngine] = DeviceEngine,
@@ -70,12 +73,12 @@ def engine_on(
     layout: Any = _native.KVLayout,
     **options: Any,
 ) -> MiniEngine:
-    """An engine on a pool that has room for its first blocks."""
+    """An engine on a pool that has room for its first blocks. ``save_rate``: bytes per second at most, 0: no limit."""
 
     def attach(name: str, shm_dir: str) -> _native.Pool:
         return _native.Pool.open(name, shm_dir=shm_dir, create=False)
 
-    config = ConnectorConfig(transfer_backend=backend)
+    config = ConnectorConfig(transfer_backend=backend, save_bytes_per_second_max=save_rate)
     native = NativeTypes(attach, lambda opened, device: DeviceCopier(opened, device, config), layout)
     engine = kind(geometry, pool, native=native, memory=memory, **options)
     deadline = time.monotonic() + GROWTH_WAIT_S

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 
 from pegaflow import _native
-from tests.engine_races import RACES, EngineOn, random_events
-from tests.gpu.engine import engine_on
+from tests.engine_races import RACES, EngineOn, preempted_while_saving, random_events
+from tests.gpu.engine import SLOW_BYTES_PER_SECOND, engine_on
 
 BACKENDS = ("auto", "staged", "direct", "kernel")
 
@@ -17,9 +17,9 @@ BACKENDS = ("auto", "staged", "direct", "kernel")
 def test_blocks_are_reused_only_after_their_copies(
     pool: _native.Pool, race: Callable[[EngineOn], None], backend: str
 ) -> None:
-    race(partial(engine_on, pool, backend))
+    race(partial(engine_on, pool, backend, SLOW_BYTES_PER_SECOND if race is preempted_while_saving else 0))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_sequence_of_events_leaves_nothing_behind(pool: _native.Pool, seed: int) -> None:
-    random_events(partial(engine_on, pool, BACKENDS[seed % len(BACKENDS)]), seed, events=120)
+    random_events(partial(engine_on, pool, BACKENDS[seed % len(BACKENDS)], SLOW_BYTES_PER_SECOND), seed, events=120)

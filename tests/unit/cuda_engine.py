@@ -13,10 +13,12 @@ from typing import Any
 
 from pegaflow import _native
 from pegaflow.connector.copies import NativeTypes
-from tests.engine_races import PROMPT, RACES, STEPS_MAX, EngineOn, finish, random_events
+from tests.engine_races import PROMPT, RACES, STEPS_MAX, EngineOn, finish, preempted_while_saving, random_events
 from tests.unit.mini_engine import SINGLE, HostMemory, MiniEngine
 
 STEP_S = 0.001
+SLOW_BYTES_PER_SECOND = 20_000_000
+"""A save then takes as long as two steps or more, so blocks are wanted again long before they are saved."""
 
 
 class Memory(HostMemory):
@@ -52,14 +54,21 @@ class Unhurried(MiniEngine):
         super()._run_workers(plan, scheduled)
 
 
-def engine_on(pool: _native.Pool, backend: str, geometry: Any = SINGLE, **options: Any) -> MiniEngine:
-    """An engine on a pool that has room for its first blocks."""
+def engine_on(pool: _native.Pool, backend: str, save_rate: int, geometry: Any = SINGLE, **options: Any) -> MiniEngine:
+    """An engine on a pool that has room for its first blocks. ``save_rate``: bytes per second at most, 0: no limit."""
 
     def attach(name: str, shm_dir: str) -> _native.Pool:
         return _native.Pool.open(name, shm_dir=shm_dir, create=False)
 
     def copier(opened: _native.Pool, device: str) -> Any:
-        return OnDefaultStream(_native.CudaCopier(opened, backend=backend, ring_buffer_bytes=65536, copy_streams=2))
+        made = _native.CudaCopier(
+            opened,
+            backend=backend,
+            ring_buffer_bytes=65536,
+            copy_streams=2,
+            save_bytes_per_second_max=save_rate,
+        )
+        return OnDefaultStream(made)
 
     native = NativeTypes(attach, copier, _native.KVLayout)
     engine = Unhurried(geometry, pool, native=native, memory=Memory, **options)
@@ -98,7 +107,8 @@ def main(library: str, shm_dir: str, backend: str, what: str) -> None:
     pool = _native.Pool.open("cuda", shm_dir=shm_dir, pool_bytes=64 << 20, segment_bytes=4 << 20)
     cases: dict[str, Callable[[EngineOn], None]] = {race.__name__: race for race in RACES}
     cases |= {"random": partial(random_events, seed=5), "one": one_call_fails, "all": all_calls_fail}
-    cases[what](partial(engine_on, pool, backend))
+    slow = what in ("random", preempted_while_saving.__name__)
+    cases[what](partial(engine_on, pool, backend, SLOW_BYTES_PER_SECOND if slow else 0))
     pool.close()
     sys.stdout.write("done\n")
 
