@@ -4,12 +4,10 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks._common import Result, digits, finish, median, note, pool_place, seconds_of
@@ -33,7 +31,7 @@ def main() -> None:
     """Fill a pool, start processes that find it, print and write what they measured."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--gib", type=int, default=16, help="size of the pool")
-    parser.add_argument("--dir", type=Path, help="where the pool lies, such as a mount of hugetlbfs")
+    parser.add_argument("--huge-pages", action="store_true", help="keep the pool in reserved huge pages")
     parser.add_argument("--child", choices=MODES, help=argparse.SUPPRESS)
     parser.add_argument("--pool", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -45,29 +43,26 @@ def main() -> None:
         note(f"cuda_start needs a GPU: {driver if isinstance(driver, str) else 'there is none'}")
         return
     results: list[Result] = []
-    with place_for(options.dir, (options.gib + 1) * GIB) as place:
-        results += show(Result("filling the pool", fill(place, options.gib * GIB), "GB/s"))
-        for mode in MODES:
-            results += show(*[Result(f"{mode}: {name}", value, unit) for name, value, unit in measured(mode, place)])
-    finish("cuda_start", results)
+    with pool_place((1 if options.huge_pages else options.gib + 1) * GIB) as place:
+        try:
+            results += show(Result("filling the pool", fill(place, options.gib * GIB, options.huge_pages), "GB/s"))
+            for mode in MODES:
+                results += show(
+                    *[Result(f"{mode}: {name}", value, unit) for name, value, unit in measured(mode, place)]
+                )
+        finally:
+            for path in place.glob("pegaflow-v*"):
+                _native.remove(str(path), True)
+    finish("cuda_start_huge" if options.huge_pages else "cuda_start", results)
 
 
-@contextmanager
-def place_for(chosen: Path | None, bytes_needed: int) -> Iterator[Path]:
-    """An empty directory for pools."""
-    if chosen is None:
-        with pool_place(bytes_needed) as place:
-            yield place
-    else:
-        with tempfile.TemporaryDirectory(prefix="pegaflow-bench-", dir=chosen) as name:
-            yield Path(name)
-
-
-def fill(place: Path, pool_bytes: int) -> float:
+def fill(place: Path, pool_bytes: int, huge_pages: bool) -> float:
     """A pool full of blocks, each of which holds its number again and again. Returns GB/s of growing and writing."""
     import numpy
 
-    pool = _native.Pool.open("full", shm_dir=str(place), pool_bytes=pool_bytes, segment_bytes=GIB)
+    pool = _native.Pool.open(
+        "full", shm_dir=str(place), pool_bytes=pool_bytes, segment_bytes=GIB, huge_pages=huge_pages
+    )
     namespace = pool.namespace(FINGERPRINT, 0, [BLOCK_BYTES], label="cuda_start")
     started = time.perf_counter()
     keys = [number.to_bytes(16, "big") for number in range(pool_bytes // BLOCK_BYTES)]
@@ -78,13 +73,16 @@ def fill(place: Path, pool_bytes: int) -> float:
             raise SystemExit(f"The pool did not grow: {pool.last_grow_error()}")
     grown = time.perf_counter() - started
 
+    files: dict[str, numpy.memmap] = {}
+
     def fill_one(numbered: tuple[int, int]) -> None:
         number, ref = numbered
         found = pool.locate(ref, 0)
         assert found is not None
         path, offset, _ = found
-        block = numpy.memmap(path, dtype=numpy.int64, mode="r+", offset=offset, shape=(BLOCK_BYTES // 8,))
-        block[:] = number
+        if path not in files:
+            files[path] = numpy.memmap(path, dtype=numpy.int64, mode="r+")
+        files[path][offset // 8 : (offset + BLOCK_BYTES) // 8] = number
 
     with ThreadPoolExecutor(FILL_THREADS) as threads:
         list(threads.map(fill_one, enumerate(refs)))
@@ -92,6 +90,9 @@ def fill(place: Path, pool_bytes: int) -> float:
     if pool.publish(refs) != len(refs):
         raise SystemExit("Not all blocks were published.")
     note(f"{len(refs)} blocks, of {pool_bytes / grown / 1e9:.2f} GB/s of growth")
+    path = Path(pool.path)
+    if huge_pages and any(path.glob("segment-*")):
+        raise SystemExit("The pool is not in huge pages: see the log line above.")
     pool.close()
     return pool_bytes / (time.perf_counter() - started) / 1e9
 

@@ -15,7 +15,7 @@ DOCKER_SHM_BYTES = 64 * MIB
 # Control groups of version 1 say "no limit" with a number close to 2^63.
 CGROUP_UNLIMITED_BYTES = 1 << 60
 SYSTEM_USER_ID_MAX = 999
-MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs")
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 def shared_memory(host: Host, shm_dir: str) -> Finding:
@@ -32,6 +32,9 @@ def shared_memory(host: Host, shm_dir: str) -> Finding:
     value = f"{path}: {kind}, {format_bytes(free)} free of {format_bytes(total)}"
     if not host.writable(path):
         return Finding(name, ERROR, value, f"This user may not create files in {path}; change its owner or mode.")
+    if kind == "hugetlbfs":
+        advice = "It cannot hold a pool's index: keep pools on a tmpfs, and set pegaflow.use_hugepages."
+        return Finding(name, ERROR, value, advice)
     if kind not in MEMORY_FILE_SYSTEMS:
         return Finding(name, WARNING, value, "This is no memory: pools would be written to a disk. Mount a tmpfs.")
     if free < SHM_BYTES_WARNED_BELOW:

@@ -24,7 +24,7 @@ def doctor(ctx: click.Context, shm_dir: str, as_json: bool) -> None:
     \b
     Examples:
       pegaflow doctor
-      pegaflow doctor --shm-dir /mnt/huge
+      pegaflow doctor --shm-dir /mnt/shm
       pegaflow doctor --json | jq '.findings[] | select(.level != "ok")'
     """
     findings = examine(Host(), shm_dir)

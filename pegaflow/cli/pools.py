@@ -20,7 +20,7 @@ def pools(shm_dir: str, as_json: bool) -> None:
     \b
     Examples:
       pegaflow pools
-      pegaflow pools --shm-dir /mnt/huge
+      pegaflow pools --shm-dir /mnt/shm
       pegaflow pools --json | jq '.pools[] | select(.processes_alive == 0)'
     """
     found = list_pools(shm_dir)

@@ -112,6 +112,15 @@ def test_locked_memory_matters_where_there_is_rdma(tmp_path: Path) -> None:
     assert "memlock" in finding.advice
 
 
+def test_a_hugetlbfs_holds_blocks_but_no_pool(tmp_path: Path) -> None:
+    host = made_up_host(tmp_path)
+    host.put("/mnt/huge/.keep")
+    mount = "40 24 0:31 / /mnt/huge rw,relatime shared:9 - hugetlbfs hugetlbfs rw,pagesize=2M\n"
+    host.put("/proc/self/mountinfo", f"{TMPFS_LINE}\n{mount}")
+    finding = checks_memory.shared_memory(host, "/mnt/huge")
+    assert (finding.level, "pegaflow.use_hugepages" in finding.advice) == (ERROR, True)
+
+
 def test_huge_pages_are_counted_in_bytes(tmp_path: Path) -> None:
     host = made_up_host(tmp_path)
     assert checks_memory.huge_pages(host).level == INFO

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// Options of [`crate::Pool::open`]. Sizes are used by the creator only; an existing pool keeps its geometry.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Directory (a mount of tmpfs or hugetlbfs) that holds pools.
+    /// Directory (a mount of tmpfs) that holds pools.
     pub shm_dir: PathBuf,
     /// Bytes of data segments at most; default: the smaller of 30 GB and half of what the file system has left.
     pub pool_bytes: Option<u64>,

@@ -27,7 +27,7 @@ const SEGMENTS_WANTED: u64 = 64;
 /// What a caller may choose when opening an object store.
 #[derive(Clone, Debug)]
 pub struct ObjectStoreOptions {
-    /// Directory (a mount of tmpfs or hugetlbfs) that holds pools.
+    /// Directory (a mount of tmpfs) that holds pools.
     pub shm_dir: PathBuf,
     /// Bytes of the pool if this call creates it; default: as for [`Pool::open`].
     pub pool_bytes: Option<u64>,

@@ -107,7 +107,7 @@ pub(crate) fn make_dir(dir: &Path) -> Result<()> {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == IoKind::AlreadyExists => Ok(()),
         Err(error) if error.kind() == IoKind::NotFound => Err(Error::invalid(format!(
-            "{} does not exist: choose a mounted tmpfs or hugetlbfs as shm_dir",
+            "{} does not exist: choose a mounted tmpfs as shm_dir",
             dir.parent().unwrap_or(dir).display()
         ))),
         Err(error) => Err(io_error("create", dir, &error)),
