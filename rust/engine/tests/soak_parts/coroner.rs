@@ -19,7 +19,7 @@ const STALL_MIN: Duration = Duration::from_millis(50);
 struct Death {
     pid: i64,
     at: Instant,
-    /// A sibling was stopped for some of the time until its row was free, a follower was alive, or the host stood still.
+    /// A sibling was stopped for some of the time until its row was free, a follower was alive or the host stood still.
     disturbed: bool,
     /// The dead one has been seen in the process table: not all live long enough to get there.
     seen: bool,
