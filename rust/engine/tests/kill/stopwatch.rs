@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::unistd::Pid;
 
 static CONTINUED: AtomicUsize = AtomicUsize::new(0);
 
@@ -20,6 +21,8 @@ extern "C" fn on_continue(_signal: i32) {
 /// Measures one thread.
 pub struct Stopwatch {
     schedstat: File,
+    /// Of the threads of this process that may hold what this one waits for.
+    beside: Vec<File>,
 }
 
 /// How long something took.
@@ -36,7 +39,12 @@ impl Stopwatch {
         let action = SigAction::new(SigHandler::Handler(on_continue), SaFlags::SA_RESTART, SigSet::empty());
         // SAFETY: the handler only raises an atomic counter.
         unsafe { sigaction(Signal::SIGCONT, &action) }.unwrap();
-        Self { schedstat: File::open("/proc/thread-self/schedstat").unwrap() }
+        Self { schedstat: File::open("/proc/thread-self/schedstat").unwrap(), beside: Vec::new() }
+    }
+
+    /// As long as this thread waits for another one, it is without a CPU whenever that one is.
+    pub fn waits_for(&mut self, thread: Pid) {
+        self.beside.extend(File::open(format!("/proc/self/task/{thread}/schedstat")));
     }
 
     /// Do something that starts threads, which will never be the ones that are told of a SIGCONT.
@@ -52,13 +60,16 @@ impl Stopwatch {
     /// Do something and say how long it took; `None` if this process was stopped meanwhile.
     pub fn time_unless_stopped<T>(&self, work: impl FnOnce() -> T) -> (T, Option<Took>) {
         let continued = CONTINUED.load(SeqCst);
-        let (delay, started) = (self.run_delay(), Instant::now());
+        let beside: Vec<Duration> = self.beside.iter().map(run_delay_of).collect();
+        let (delay, started) = (run_delay_of(&self.schedstat), Instant::now());
         let result = work();
         let wall = started.elapsed();
         if CONTINUED.load(SeqCst) != continued {
             return (result, None);
         }
-        (result, Some(Took { own: wall.saturating_sub(self.run_delay() - delay), wall }))
+        let with_cpu = wall.saturating_sub(run_delay_of(&self.schedstat) - delay);
+        let others = self.beside.iter().zip(beside).map(|(file, before)| run_delay_of(file).saturating_sub(before));
+        (result, Some(Took { own: with_cpu.saturating_sub(others.max().unwrap_or_default()), wall }))
     }
 
     /// Do something and say how long it took.
@@ -66,12 +77,12 @@ impl Stopwatch {
         let (result, took) = self.time_unless_stopped(work);
         (result, took.unwrap_or_default())
     }
+}
 
-    /// For how long this thread has waited for a CPU so far.
-    fn run_delay(&self) -> Duration {
-        let mut text = [0u8; 96];
-        let bytes = self.schedstat.read_at(&mut text, 0).unwrap();
-        let text = std::str::from_utf8(&text[..bytes]).unwrap();
-        Duration::from_nanos(text.split_whitespace().nth(1).unwrap().parse().unwrap())
-    }
+/// For how long a thread has waited for a CPU so far; nothing once it is gone.
+fn run_delay_of(schedstat: &File) -> Duration {
+    let mut text = [0u8; 96];
+    let bytes = schedstat.read_at(&mut text, 0).unwrap_or(0);
+    let text = std::str::from_utf8(&text[..bytes]).unwrap();
+    Duration::from_nanos(text.split_whitespace().nth(1).map_or(0, |word| word.parse().unwrap()))
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::unistd::gettid;
 use pegaflow_engine::{BlockRef, ErrorKind, Key, Namespace, Pool, crash_point};
 
 use crate::blocks::{fill_parts, nonce_of};
@@ -53,16 +54,21 @@ struct Hammer {
 
 /// Hammer the pool in `dir` until the file `leave` is there.
 pub fn run(dir: &Path, plan: &Plan, seed: u64, report_file: &Path) {
+    let mut watch = Stopwatch::of_this_thread();
+    let (tell, told) = std::sync::mpsc::channel();
     let others: Vec<_> = (1..plan.threads)
         .map(|number| {
             let (dir, plan, file) = (dir.to_owned(), plan.clone(), report_file.with_extension(number.to_string()));
-            Stopwatch::start_threads(|| {
-                std::thread::spawn(move || Hammer::new(&dir, plan, seed + number, &file, None).run())
-            })
+            let tell = tell.clone();
+            let work = move || {
+                tell.send(gettid()).unwrap();
+                Hammer::new(&dir, plan, seed + number, &file, None).run();
+            };
+            Stopwatch::start_threads(|| std::thread::spawn(work))
         })
         .collect();
-    let watch = Some(Stopwatch::of_this_thread());
-    Hammer::new(dir, plan.clone(), seed, report_file, watch).run();
+    told.iter().take(others.len()).for_each(|thread| watch.waits_for(thread));
+    Hammer::new(dir, plan.clone(), seed, report_file, Some(watch)).run();
     others.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
