@@ -378,6 +378,7 @@ def main() -> None:
         options.model = scratch
         (scratch / "config.json").write_text(json.dumps(TINY_MODEL))
     bench = Bench(options, scratch)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("vllm_gpu was told to end"))  # by way of all that follows
     try:
         bench.run()
     finally:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,29 @@ def test_without_a_model_it_says_so_and_ends(
     monkeypatch.setattr(sys, "argv", ["vllm_gpu"])
     vllm_gpu.main()
     assert "needs --model" in capsys.readouterr().out
+
+
+def test_what_was_measured_is_printed_when_it_is_told_to_end(options: Any, tmp_path: Path) -> None:
+    program = """
+import sys
+from benchmarks import vllm_gpu
+from pathlib import Path
+vllm_gpu.CHILD, vllm_gpu.SHM_DIR = Path(sys.argv.pop(1)), Path(sys.argv.pop(1))
+vllm_gpu.main()
+"""
+    slow = CHILD.replace("row =", "if settings['scenarios'] == ['itl']: time.sleep(600)\nrow =", 1)
+    vllm_gpu.CHILD.write_text(slow)
+    arguments = ["--tiny", "--model", str(tmp_path), "--out", str(tmp_path / "out.json"), "--block-sizes", "16"]
+    wanted = ["ttft", "itl", "--connectors", "ours"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(vllm_gpu.CHILD), str(tmp_path), *wanted, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    process.terminate()
+    rest = process.communicate()[0]
+    assert json.loads(first)["scenario"] == "ttft"
+    assert "| ttft | ours | 16 | first token, cold |" in rest
+    assert list(tmp_path.glob("pegaflow-bench-*")) == []
