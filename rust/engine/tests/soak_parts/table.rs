@@ -79,7 +79,9 @@ pub fn table(outcome: &Outcome, seed: u64, elapsed: Duration) -> String {
         )
         .unwrap();
     }
-    text.push_str("(without the time for which its thread, or one that it waits for, had no CPU; \"wall\" with it)\n\n");
+    text.push_str(
+        "(without the time for which its thread, or one that it waits for, had no CPU; \"wall\" with it)\n\n",
+    );
     for (name, value) in facts(outcome) {
         writeln!(text, "{name:<41}{value}").unwrap();
     }
