@@ -160,3 +160,36 @@ fn a_failed_job_is_not_over_while_the_device_works_on_it() {
     assert!(done.error.unwrap().contains("copy answered 2"));
     assert!(world.space.marks().is_empty());
 }
+
+#[test]
+fn a_load_that_fails_underway_leaves_nothing_behind_that_gets_into_the_next_one() {
+    for seed in 20..45 {
+        for (call, works) in [("copy", 3), ("record", 3), ("record", 5)] {
+            let mut random = Random(seed);
+            let world = world(seed);
+            // Several runs per piece, so that pieces are spread over the streams.
+            let options = CudaOptions { ring_buffers: 2, copy_streams: 3, ..options(Backend::Staged, true) };
+            let copier = settled(&world, &options).unwrap();
+            assert!(run(&world, &copier).iter().all(CopyDone::ok));
+            world.space.seal();
+            world.driver.trap(call, works, OUT_OF_MEMORY);
+            let targets: Vec<Cache> =
+                (0..3).map(|_| Cache::new(&world.driver, &[(4096, 4096), (4096, 2048)], BLOCKS, &mut random)).collect();
+            let start = |(number, cache): (usize, &Cache)| {
+                let refs = (0..BLOCKS).rev().map(|id| block(number as u32 * BLOCKS + id)).collect();
+                copier.load(PART, &cache.layout, refs, (0..BLOCKS).rev().collect(), None).unwrap()
+            };
+            let jobs = targets.iter().enumerate().map(start).count();
+            let mut done = Vec::new();
+            while done.len() < jobs {
+                done.extend(copier.wait(Duration::from_secs(60)).unwrap());
+            }
+            for (number, done) in done.iter().enumerate() {
+                for id in (0..BLOCKS).filter(|id| !done.failed.contains(&(BLOCKS - 1 - id))) {
+                    let expected = world.caches[number].block(id);
+                    assert!(targets[number].block(id) == expected, "seed {seed}, {call} after {works}, block {id}");
+                }
+            }
+        }
+    }
+}

@@ -22,6 +22,8 @@ pub(super) struct RingBuffer {
     pub(super) bounce: Option<usize>,
     /// What is behind the use of the buffer that is under way, if one is.
     pub(super) busy_until: Option<Event>,
+    /// Whether that is not in a stream yet, and perhaps never will be: then nobody can be told to wait for it.
+    pub(super) is_open: bool,
 }
 
 /// The buffers of one direction, used in turn.
@@ -37,7 +39,7 @@ impl Ring {
         let mut ring = Self { driver: Arc::clone(driver), buffers: Vec::with_capacity(count), buffer_bytes, next: 0 };
         for _ in 0..count {
             match driver.allocate(buffer_bytes) {
-                Ok(device) => ring.buffers.push(RingBuffer { device, bounce: None, busy_until: None }),
+                Ok(device) => ring.buffers.push(RingBuffer { device, bounce: None, busy_until: None, is_open: false }),
                 Err(error) => {
                     ring.close();
                     return Err(error);
@@ -84,8 +86,14 @@ impl Ring {
     pub(super) fn take_next(&mut self, event: Event) -> usize {
         let index = self.next;
         self.buffers[index].busy_until = Some(event);
+        self.buffers[index].is_open = true;
         self.next = (index + 1) % self.buffers.len();
         index
+    }
+
+    /// The event that ends the use of a buffer is behind all of it.
+    pub(super) fn close_use(&mut self, index: usize) {
+        self.buffers[index].is_open = false;
     }
 
     /// The use of a buffer that ended with `event` is over.
@@ -93,6 +101,7 @@ impl Ring {
         let buffer = &mut self.buffers[index];
         if buffer.busy_until == Some(event) {
             buffer.busy_until = None;
+            buffer.is_open = false;
         }
     }
 

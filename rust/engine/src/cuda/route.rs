@@ -158,7 +158,12 @@ impl Route {
                 return Ok(true);
             }
         }
+        if self.ring.next().is_open {
+            // Its last use failed underway, and some of that may still be running.
+            return Ok(false);
+        }
         self.queue_staged(tools, job, piece, packed, trip)?;
+        trip.ring.into_iter().for_each(|(index, _)| self.ring.close_use(index));
         trip.fenced = true;
         Ok(true)
     }
