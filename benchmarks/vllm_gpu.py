@@ -297,10 +297,27 @@ class Bench:
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
-    """kill -9 of whatever is left of a process and all that it started."""
+    """kill -9 of whatever is left of a process and all that it started, and of what that leaves in shared memory."""
+    scratch = scratch_of(process.pid)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for path in scratch:
+        path.unlink(missing_ok=True)
+
+
+def scratch_of(session: int) -> list[Path]:
+    """Buffers and semaphores of Python's that the processes of a session have mapped. Told apart by inode, since a
+    semaphore is mapped under another name than it has later."""
+    inodes = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            # After the name in parentheses come state, parent, process group and session.
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                lines = (folder / "maps").read_text().splitlines()
+                inodes |= {int(line.split()[4]) for line in lines if f" {SHM_DIR}/" in line}
+    names = [path for path in SHM_DIR.iterdir() if path.name.startswith(("psm_", "sem.mp-"))]
+    return [path for path in names if path.lstat().st_ino in inodes]
 
 
 def last_line(log: Path) -> str:

@@ -179,3 +179,17 @@ vllm_gpu.main()
     assert json.loads(first)["scenario"] == "ttft"
     assert "| ttft | ours | 16 | first token, cold |" in rest
     assert list(tmp_path.glob("pegaflow-bench-*")) == []
+
+
+def test_killed_engines_leave_no_buffers_in_shared_memory(options: Any, tmp_path: Path) -> None:
+    buffer = tmp_path / "psm_of_this_test"
+    buffer.write_bytes(bytes(4096))
+    other = tmp_path / "psm_of_others"
+    other.write_bytes(bytes(4096))
+    mapped = f"import mmap\nbuffer = open({str(buffer)!r}, 'r+b')\nheld = mmap.mmap(buffer.fileno(), 0)\n"
+    vllm_gpu.CHILD.write_text(mapped + CHILD)
+    options.connectors, options.scenarios = ["ours"], ["successor"]
+    bench = Bench(options, tmp_path)
+    bench.run()
+    assert not buffer.exists()
+    assert other.exists()
