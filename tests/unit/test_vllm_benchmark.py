@@ -169,6 +169,7 @@ vllm_gpu.main()
     wanted = ["ttft", "itl", "--connectors", "ours"]
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(vllm_gpu.CHILD), str(tmp_path), *wanted, *arguments],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
     )
