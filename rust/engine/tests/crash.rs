@@ -25,6 +25,8 @@ use pegaflow_engine::crash_point;
 const KILLS: u64 = 50;
 /// Deaths at each point alone for each round of all pairs.
 const KILLS_PER_ROUND_OF_PAIRS: u64 = 50;
+/// Rounds in which each pair has met in each way.
+const ROUNDS_OF_PAIRS_MAX: u64 = 3;
 /// As many as small machines have CPUs.
 const LANES: usize = 2;
 
@@ -38,7 +40,7 @@ enum Job {
 
 fn jobs(kills: u64) -> Vec<Job> {
     let mut jobs: Vec<Job> = (0..kills).map(|_| Job::Round).collect();
-    let rounds = kills.div_ceil(KILLS_PER_ROUND_OF_PAIRS) as usize;
+    let rounds = kills.div_ceil(KILLS_PER_ROUND_OF_PAIRS).min(ROUNDS_OF_PAIRS_MAX) as usize;
     for round in 0..rounds {
         jobs.extend(crash_point::names().iter().map(|name| Job::Pairs(name, round)));
     }
