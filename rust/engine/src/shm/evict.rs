@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use crate::key::{BlockRef, Key};
 use crate::limits::{EVICT_BATCH_MAX, EVICT_BATCH_MIN, EVICT_SCANS_MAX};
 use crate::shm::core::Core;
-use crate::shm::extent::Extent;
+use crate::shm::extent::{Extent, ExtentState};
 use crate::shm::free::TakenSlot;
 use crate::shm::lease::is_leased;
 use crate::shm::namespace::{Identity, Namespace};
@@ -25,7 +25,7 @@ pub(crate) struct EvictQueue {
 
 impl Core {
     /// Evict one block of the namespace and reserve its slot. `None` if nothing can go now.
-    pub(crate) fn evict_into_reserved(&self, ns: Namespace, extents: &[Extent]) -> Option<TakenSlot> {
+    pub(crate) fn evict_into_reserved(&self, ns: Namespace) -> Option<TakenSlot> {
         let mut queues = self.evict_queues.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = queues.entry(ns.0).or_default();
         let mut scans = 0;
@@ -35,12 +35,16 @@ impl Core {
                     return None;
                 }
                 scans += 1;
-                queue.candidates = self.scan_candidates(ns, extents);
+                queue.candidates = self.scan_candidates(ns);
                 if queue.candidates.is_empty() {
                     return None;
                 }
                 continue;
             };
+            if !self.is_in_ready_extent(slot) {
+                self.keep_before_taken(slot);
+                continue;
+            }
             if let Some(freeing) = self.evict_one(slot, stamp, Some(ns)) {
                 self.stats.blocks_evicted.add(1);
                 if let Some(taken) = self.recycle(slot, freeing) {
@@ -51,10 +55,15 @@ impl Core {
         None
     }
 
-    fn scan_candidates(&self, ns: Namespace, extents: &[Extent]) -> Vec<(u64, u32)> {
+    fn scan_candidates(&self, ns: Namespace) -> Vec<(u64, u32)> {
         let horizon = self.control.header().clock.load(SeqCst);
         self.raise_horizon(ns, horizon);
         crate::crash_point::pass("evict.listed");
+        // Read after the horizon was raised, so that it has the place of every child that was published before. Blocks
+        // of an extent that is being taken are listed too: if that fails they are back.
+        let mut extents = self.all_extents();
+        let may_hold = |state| matches!(state, ExtentState::Ready | ExtentState::Retiring);
+        extents.retain(|extent| extent.namespace == ns.0 && may_hold(extent.state));
         let slots: usize = extents.iter().map(|extent| extent.slot_count as usize).sum();
         let wanted = (slots / 64).clamp(EVICT_BATCH_MIN, EVICT_BATCH_MAX);
         let mut oldest: Vec<(u64, u32)> = Vec::with_capacity(slots.min(1 << 16));
@@ -70,6 +79,20 @@ impl Core {
         }
         oldest.sort_unstable_by(|one, other| other.cmp(one));
         oldest
+    }
+
+    fn is_in_ready_extent(&self, slot: u32) -> bool {
+        let index = self.control.extent_of(slot);
+        let extent = index.and_then(|index| Extent::load(&self.control, index).ok().flatten());
+        extent.is_some_and(|extent| extent.state == ExtentState::Ready)
+    }
+
+    /// This candidate's extent is being taken, and it may stay if that fails: then so does the chain before it.
+    fn keep_before_taken(&self, slot: u32) {
+        let before = self.control.slot(slot).map_or(0, |header| header.parent.load(Acquire));
+        if before != 0 {
+            self.keep(BlockRef(before));
+        }
     }
 
     /// Every stamp up to the horizon may be a candidate somewhere: who publishes a child below such a parent has to
@@ -196,6 +219,7 @@ pub(crate) fn name_of(header: &SlotHeader) -> Option<(Identity, Key)> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::shm::extent::store_state;
     use crate::{OpenOptions, Pool};
 
     #[test]
@@ -213,5 +237,37 @@ mod tests {
         assert_eq!(core.evict_one(block.slot(), stamp, Some(ours)), None);
         assert_eq!(pool.lookup(theirs, &[key], 0).expect("a namespace"), 1);
         assert!(core.evict_one(block.slot(), stamp, Some(theirs)).is_some());
+    }
+
+    #[test]
+    fn a_child_in_an_extent_that_is_being_taken_keeps_its_parent() {
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let options = OpenOptions { segment_bytes: Some(64 << 10), ..options };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let ns = pool.namespace(&[1; 32], 0, &[1024], "test").expect("a namespace");
+        core.grow(ns).expect("room");
+        let store = |key: &Key, parent: Option<Key>| {
+            let block = pool.reserve(ns, &[*key], Some(&[parent]), false).expect("a namespace")[0].1;
+            pool.mark_written(0, &[block], None).expect("reserved");
+            assert_eq!(pool.publish(&[block]).expect("written"), 1);
+            block
+        };
+        let keys: Vec<Key> = (0..66u8).map(|number| Key::new(&[number; 16]).expect("a key")).collect();
+        let first: Vec<BlockRef> = keys[..64].iter().map(|key| store(key, None)).collect();
+        core.grow(ns).expect("room");
+        let parent = store(&keys[64], None);
+        assert!(core.expel(first[0]));
+        core.search_from(ns, first[0].slot());
+        let child = store(&keys[65], Some(keys[64]));
+        assert_ne!(core.control.extent_of(parent.slot()), core.control.extent_of(child.slot()));
+        let taken = Extent::load(&core.control, core.control.extent_of(child.slot()).expect("an extent"));
+        let taken = taken.expect("sound").expect("in use");
+        let row = &core.control.extents()[taken.index as usize];
+        store_state(row, taken.generation, core.me.row, ExtentState::Retiring);
+        core.extents_changed();
+        while core.evict_into_reserved(ns).is_some() {}
+        core.reopen(&taken);
+        assert_eq!(pool.lookup(ns, &keys[64..], 0).expect("a namespace"), 2);
     }
 }

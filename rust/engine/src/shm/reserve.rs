@@ -72,7 +72,7 @@ impl Core {
             self.ask_to_grow(ns);
             return None;
         }
-        if evict { self.evict_into_reserved(ns, &extents) } else { None }
+        if evict { self.evict_into_reserved(ns) } else { None }
     }
 
     /// Write the name of the block into a reserved slot's header.
