@@ -164,6 +164,10 @@ class Namespace:
         does not fit now is left out (the background thread makes room meanwhile). Stops at the first key that gets no
         slot, so that no chain has a hole."""
 
+    def others(self) -> int:
+        """How many other living processes have opened this namespace for themselves, not for a leader that they joined.
+        A hint for those who wait for blocks: some may be counted that use another namespace only."""
+
     def reset(self) -> int:
         """Invalidate every block of this namespace for all processes at once, with one store; reservations made
         before can never be published. Returns the new epoch."""

@@ -5,6 +5,7 @@ environment. What we do not know is an error that names the nearest option, neve
 """
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ LOAD_TIMEOUT_SECONDS_MIN = 30.0
 CUDA_CTAS_MAX = 1024
 CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX = 6 << 20, 6 << 30
 SAVE_RATE_BYTES_MIN = 10**6
+FULL_PREFIX_SECONDS_MAX = 600.0
 
 _POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
@@ -41,9 +43,6 @@ _SERVER_OPTIONS = ("host", "port")
 
 # Options whose feature this version does not have. Accepting them in silence would be a lie.
 _NOT_YET = (
-    "wait_for_full_prefix",
-    "pd_tail_save",
-    "pd_tail_load",
     "tp_shard_endpoints",
     "enable_lfu_admission",
     "metaserver_addr",
@@ -88,6 +87,14 @@ class ConnectorConfig:
     layerwise: str = "auto"
     """Whether a request on a GPU may run layer by layer behind its own load: ``"auto"`` (when nothing else runs),
     ``"on"`` or ``"off"``."""
+    pd_tail_save: bool = False
+    """Whether the last block of a prompt is saved too if the prompt does not fill it."""
+    pd_tail_load: bool = False
+    """Whether such a block is looked up and loaded."""
+    wait_for_full_prefix: bool = False
+    """Whether a request waits until its whole prompt is in the pool, if another process may be about to save it."""
+    wait_for_full_prefix_seconds: float = 30.0
+    """How long such a request waits at most; then it takes what is there."""
     load_timeout_seconds: float = 120.0
     """A load that takes longer is reported in the log and the metrics; it is never abandoned half-way."""
     instance_id: str | None = None
@@ -145,6 +152,25 @@ def _whole(least: int, most: int) -> Callable[[Any, str], int]:
     return parse
 
 
+def _switch(value: Any, name: str) -> bool:
+    known = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
+    if known is None or not isinstance(value, bool | str):
+        raise InvalidArgument(f"{name} must be true or false, not {value!r}.")
+    return known
+
+
+def _seconds(value: Any, name: str) -> float:
+    try:
+        seconds = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 < seconds <= FULL_PREFIX_SECONDS_MAX:
+        raise InvalidArgument(
+            f"{name} must be a number of seconds above 0 and up to {FULL_PREFIX_SECONDS_MAX:.0f}, not {value!r}."
+        )
+    return seconds
+
+
 def _size_within(least: int, most: int | None = None) -> Callable[[Any, str], int]:
     def parse(value: Any, name: str) -> int:
         size = parse_size(value, name)
@@ -190,6 +216,10 @@ _OPTIONS = {
     "cuda_ring_size": _Option("cuda_ring_bytes", _size_within(CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX)),
     "save_rate_max": _Option("save_bytes_per_second_max", _size_within(SAVE_RATE_BYTES_MIN)),
     "layerwise": _Option("layerwise", _one_of(LAYERWISE)),
+    "pd_tail_save": _Option("pd_tail_save", _switch),
+    "pd_tail_load": _Option("pd_tail_load", _switch),
+    "wait_for_full_prefix": _Option("wait_for_full_prefix", _switch),
+    "wait_for_full_prefix_seconds": _Option("wait_for_full_prefix_seconds", _seconds),
 }
 
 
@@ -216,6 +246,11 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
             f"pegaflow.segment_size ({config.segment_bytes} bytes) must not be larger than pegaflow.pool_size "
             f"({config.pool_bytes} bytes)."
         )
+    if (config.pd_tail_save or config.pd_tail_load) and not environ.get("PYTHONHASHSEED"):
+        raise InvalidArgument(
+            "pegaflow.pd_tail_save and pegaflow.pd_tail_load need hashes that are equal in all processes: set "
+            "PYTHONHASHSEED to the same number in the environment of every vLLM that shares the pool."
+        )
     return replace(config, load_timeout_seconds=_load_timeout(environ), notes=_server_notes(extra, environ))
 
 
@@ -231,7 +266,7 @@ def _check_known(key: str) -> None:
 
 
 def _check_not_missing(name: str, written: str) -> None:
-    if name in _NOT_YET or name.startswith(_NOT_YET_PREFIXES):
+    if name not in _OPTIONS and (name in _NOT_YET or name.startswith(_NOT_YET_PREFIXES)):
         raise InvalidArgument(f"{written} is not supported by this version of PegaFlow yet: remove it.")
 
 

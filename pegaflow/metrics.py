@@ -14,6 +14,7 @@ COUNTERS = {
     "load_success": "Requests whose blocks were all loaded from the pool.",
     "load_followed": "Requests that went on before their load was over, layer by layer behind it.",
     "load_failure": "Requests for which at least one block could not be loaded and is recomputed.",
+    "full_prefix_incomplete": "Requests that waited for their whole prompt in the pool and took a part of it.",
     "save_success": "Save jobs whose blocks all became visible in the pool.",
     "save_failure": "Save jobs of which at least one block did not become visible in the pool.",
     "save_blocks_deferred": "Times that a full block found no room and was left for a later step.",
@@ -24,6 +25,7 @@ COUNTERS = {
 HISTOGRAMS = {
     "load_duration_seconds": "Seconds from the start of a load to its last byte.",
     "load_blocks": "Blocks per load.",
+    "full_prefix_wait_seconds": "Seconds that requests waited for their whole prompt in the pool, if they had to.",
     "save_duration_seconds": "Seconds from the start of a save to its last byte.",
     "save_blocks": "Blocks per save job.",
 }

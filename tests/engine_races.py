@@ -98,7 +98,8 @@ def saved_and_loaded_beside_each_other(engine_on: EngineOn) -> None:
 def random_events(engine_on: EngineOn, seed: int, events: int = 400) -> None:
     """Requests come, are aborted and preempted, caches are reset: in the end nothing is left behind."""
     rng = random.Random(seed)
-    engine = engine_on(rng.choice([SINGLE, HYBRID]), ranks=rng.choice([1, 2]), blocks=rng.choice([64, 160]))
+    tails = {"pd_tail_save": rng.random() < 0.7, "pd_tail_load": rng.random() < 0.7}
+    engine = engine_on(rng.choice([SINGLE, HYBRID]), ranks=rng.choice([1, 2]), blocks=rng.choice([64, 160]), **tails)
     prompts = [[family] * rng.randrange(1, 30) + list(range(rng.randrange(1, 60))) for family in range(40)]
     for _ in range(events):
         event = rng.random()

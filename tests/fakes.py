@@ -39,6 +39,8 @@ class FakePool:
         self.joined: list[tuple[int, int]] = []
         self.closed = False
         self.fail_publish: Exception | None = None
+        self.others = 0
+        """Other living processes that use the pool's namespaces."""
         self._namespaces: dict[tuple[bytes, int], FakeNamespace] = {}
         self._refs = itertools.count(1 << 32)
 
@@ -169,6 +171,9 @@ class FakeNamespace:
             self.pool.slots[ref].parent = parents[index] if parents is not None else default
             slots.append((index, ref))
         return slots
+
+    def others(self) -> int:
+        return self.pool.others
 
     def reset(self) -> int:
         self.epoch += 1

@@ -13,10 +13,12 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
 
+from pegaflow import _native
 from pegaflow.connector.geometry import Geometry, Group, GroupKind
 from pegaflow.connector.layout import LayerTensor
 from pegaflow.connector.metadata import Rank, RankReport, StepPlan, WorkerShape
 from pegaflow.connector.request_state import RequestState, RequestTable
+from pegaflow.connector.tails import HashTokens
 
 FULL_SPECS = ("FullAttentionSpec", "MLAAttentionSpec", "TQFullAttentionSpec")
 WINDOW_SPECS = ("SlidingWindowSpec",)
@@ -94,6 +96,25 @@ def hashes_differ_per_process(vllm_config: Any) -> bool:
 
     seeded = hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")
     return not seeded or "xxhash" in str(vllm_config.cache_config.prefix_caching_hash_algo)
+
+
+def token_hasher(vllm_config: Any) -> HashTokens:
+    """vLLM's hash of a part of a request's tokens, with everything else that it would put in, for parts that it does
+    not hash itself."""
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core import kv_cache_utils
+
+    def hash_tokens(request: Any, start: int, stop: int, parent: bytes | None) -> bytes:
+        algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+        extra_keys, _ = kv_cache_utils.generate_block_hash_extra_keys(request, start, stop, 0)
+        tokens = request.all_token_ids[start:stop]
+        if algorithm.endswith("_cbor"):
+            return _native.block_hash(algorithm, parent or kv_cache_utils.NONE_HASH, tokens, extra_keys)
+        function = get_hash_fn_by_name(algorithm)
+        before = kv_cache_utils.BlockHash(parent) if parent else None
+        return bytes(kv_cache_utils.hash_block_tokens(function, before, tokens, extra_keys))
+
+    return hash_tokens
 
 
 def rank_count(vllm_config: Any) -> int:

@@ -176,6 +176,13 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         """A request ended; its blocks may be freed at once, since what is being saved is pinned."""
         return self.request_finished_all_groups(request, (block_ids,))
 
+    def register_finished_partial_tail(
+        self, request: Any, block_ids: tuple[list[int], ...], partial_tail_offloads: list[tuple[int, int, int]]
+    ) -> bool:
+        """Whether a state of a recurrent layer in the middle of a block is taken over: no, since models that have such
+        are not cached. Tails of attention layers need no offer."""
+        return False
+
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -301,6 +308,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             settle=compat.nobody_steps_when_idle(),
             names_layers=compat.names_layers(vllm_config),
             wiped_by_first_pass=compat.wiped_by_first_pass(vllm_config),
+            hash_tokens=compat.token_hasher(vllm_config),
             bypasses=partial(compat.bypasses_cache, media_numbered=compat.numbers_media(vllm_config)),
         )
         self._store.prepare()

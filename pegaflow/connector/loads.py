@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from pegaflow.connector.geometry import Geometry, GroupKind
 from pegaflow.connector.landing import Landing, Landings
 from pegaflow.connector.log import logger
-from pegaflow.connector.matching import Match, Need, find_match, needs_of
+from pegaflow.connector.matching import Match, Need, find_match, needs_of, with_tail
 from pegaflow.connector.metadata import GroupBlocks, LoadJob, LoadOutcome
 from pegaflow.connector.namespaces import Store
 from pegaflow.connector.request_state import Offer, Phase, RequestState, RequestTable
+from pegaflow.connector.tails import Tails
+from pegaflow.connector.waiting import Waiting
 from pegaflow.keys import group_keys
 from pegaflow.metrics import Recorder
 
@@ -41,6 +43,8 @@ class Loads:
         landings: Landings,
         recorder: Recorder,
         overdue_seconds: float,
+        tails: Tails,
+        waiting: Waiting,
     ) -> None:
         self._geometry = geometry
         self._store = store
@@ -48,6 +52,8 @@ class Loads:
         self._landings = landings
         self._recorder = recorder
         self._overdue_seconds = overdue_seconds
+        self._tails = tails
+        self._waiting = waiting
         self._jobs: list[LoadJob] = []
         self._bad_keys: OrderedDict[tuple[int, bytes], None] = OrderedDict()
 
@@ -67,10 +73,11 @@ class Loads:
         namespaces = self._store.namespaces()
         if namespaces is None:
             return ASK_AGAIN if self._store.worth_waiting() else MISS
+        if self._waiting.goes_on(state, namespaces, computed_tokens):
+            return ASK_AGAIN
         keys = self._keys(state)
-        tokens_max = self._without_bad_keys(keys, self._geometry.hit_tokens_max(sequence_tokens))
         for _ in range(LEASE_ATTEMPTS_MAX):
-            found = find_match(self._geometry, namespaces, keys, computed_tokens, tokens_max)
+            found = self._find(state, namespaces, keys, computed_tokens)
             if found is None:
                 return MISS
             leases = self._lease(namespaces, keys, found)
@@ -102,7 +109,9 @@ class Loads:
             self._table.start_load(state, time.monotonic())
             job = LoadJob(state.request.request_id, blocks, doomed)
             self._jobs.append(job)
-        if not doomed and self._landings.hold(state, [block for _, _, ids in blocks for block in ids]):
+        # The step itself would write on into a block that ends with a tail: all of it has to be there before.
+        whole = (offer.computed_tokens + external_tokens) % self._geometry.align_tokens == 0
+        if not doomed and whole and self._landings.hold(state, [block for _, _, ids in blocks for block in ids]):
             self._jobs[-1] = replace(job, follow=True)
 
     def take_jobs(self) -> tuple[LoadJob, ...]:
@@ -182,9 +191,31 @@ class Loads:
                     self._overdue_seconds,
                 )
 
+    def _find(
+        self,
+        state: RequestState,
+        namespaces: "Mapping[int, Namespace]",
+        keys: Mapping[int, Sequence[bytes]],
+        computed_tokens: int,
+    ) -> Match | None:
+        tokens_max = self._without_bad_keys(keys, self._geometry.hit_tokens_max(state.request.num_tokens))
+        found = find_match(self._geometry, namespaces, keys, computed_tokens, tokens_max)
+        tail = self._tails.to_load(state)
+        if tail is not None:
+            group = self._geometry.groups[0].index
+            if (group, tail.key) not in self._bad_keys:
+                return with_tail(self._geometry, namespaces[group], found, computed_tokens, tail)
+        return found
+
     def _keys(self, state: RequestState) -> dict[int, Sequence[bytes]]:
+        """Keys of each group's full blocks, and of the tail behind them if there is one."""
         hashes = state.request.block_hashes
-        return {group.index: group_keys(hashes, group.hashes_per_block) for group in self._geometry.groups}
+        keys = {group.index: group_keys(hashes, group.hashes_per_block) for group in self._geometry.groups}
+        tail = self._tails.to_load(state)
+        if tail is not None:
+            group = self._geometry.groups[0].index
+            keys[group] = [*keys[group], tail.key]
+        return keys
 
     def _without_bad_keys(self, keys: Mapping[int, Sequence[bytes]], tokens_max: int) -> int:
         if self._bad_keys:

@@ -10,6 +10,7 @@ from itertools import repeat
 from typing import Protocol
 
 from pegaflow.connector.geometry import Geometry, Group, GroupKind
+from pegaflow.connector.tails import Tail
 
 
 class Index(Protocol):
@@ -88,6 +89,15 @@ def find_match(
     if end <= computed_tokens:
         return None
     return Match(end, needs_of(geometry, computed_tokens, end))
+
+
+def with_tail(geometry: Geometry, index: Index, match: Match | None, computed_tokens: int, tail: Tail) -> Match | None:
+    """``match`` and the tail behind it, if that is present and begins where ``match`` ends."""
+    [group] = geometry.groups
+    reached = match.tokens if match is not None else computed_tokens
+    if reached != tail.block * group.block_tokens or not index.contains([tail.key])[0]:
+        return match
+    return Match(tail.prompt_tokens, (Need(group.index, computed_tokens // group.block_tokens, tail.block + 1),))
 
 
 def _runs(index: Index, keys: Sequence[bytes], group: Group, computed_tokens: int, limit: int) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pegaflow.connector.matching import Need
 from pegaflow.connector.metadata import LoadOutcome
+from pegaflow.connector.tails import Tail
 
 
 class Phase(Enum):
@@ -69,12 +70,21 @@ class RequestState:
     also counts what another connector has promised to load and may not have loaded yet."""
     saved_blocks: dict[int, int] = field(default_factory=dict)
     """By group: blocks before this one are in the pool, on their way there, or given up."""
+    tail: Tail | None = None
+    """The part of the prompt behind its last full block, once ``tail_known``."""
+    tail_known: bool = False
+    tail_looked_at: bool = False
+    """Whether the tail is in the pool, on its way there, or given up."""
     tables: tuple[list[int], ...] | None = None
     """Block table as far as reconstructed, where vLLM does not hand it out."""
     load_outcome: LoadOutcome | None = None
     """What the ranks that are done reported of the load in flight."""
     held: list[Any] = field(default_factory=list)
     """Blocks of vLLM's block pool that are held for a load that vLLM may go on with before it is over."""
+    waits_since: float | None = None
+    """When the request first asked for its prompt, if that may take a while (see ``waiting``)."""
+    waited: bool = False
+    """Whether it has asked for the last time."""
     load_started: float = 0.0
     load_overdue: bool = False
 

@@ -7,8 +7,9 @@ it does not have, so a job that ends early waits for the job that holds the begi
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pegaflow.connector.geometry import Geometry, Group, GroupKind
@@ -17,6 +18,7 @@ from pegaflow.connector.metadata import GroupBlocks, SaveJob, SaveOutcome
 from pegaflow.connector.namespaces import Store
 from pegaflow.connector.pins import Pins, frees_soon
 from pegaflow.connector.request_state import RequestState
+from pegaflow.connector.tails import Tails
 from pegaflow.keys import group_keys
 from pegaflow.metrics import Recorder
 
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 Tables = Sequence[Sequence[int]]
 """Block ids of a request, by group; 0 is the null block."""
+
+
+Reserved = tuple[int, int, bytes, bytes | None]
+"""``(ref, block id, key, key of the block before it)``."""
 
 
 @dataclass
@@ -46,7 +52,14 @@ class Saves:
     """All save jobs in flight."""
 
     def __init__(
-        self, geometry: Geometry, store: Store, pins: Pins, recorder: Recorder, ranks: int, overdue_seconds: float
+        self,
+        geometry: Geometry,
+        store: Store,
+        pins: Pins,
+        recorder: Recorder,
+        ranks: int,
+        overdue_seconds: float,
+        tails: Tails,
     ) -> None:
         self._geometry = geometry
         self._store = store
@@ -54,6 +67,7 @@ class Saves:
         self._recorder = recorder
         self._ranks = ranks
         self._overdue_seconds = overdue_seconds
+        self._tails = tails
         self._jobs: dict[int, _Job] = {}
         self._ids = itertools.count(1)
         self._keys_in_flight: dict[tuple[int, bytes], int] = {}
@@ -76,6 +90,8 @@ class Saves:
             return False
         confirmed = computed_tokens - 1 if self._geometry.lookahead else computed_tokens
         saved = state.saved_blocks
+        if self._tails.to_save(state, computed_tokens) is not None:
+            return True
         return any(confirmed // group.block_tokens > saved.get(group.index, 0) for group in self._geometry.groups)
 
     def plan(self, state: RequestState, tables: Tables, computed_tokens: int) -> SaveJob | None:
@@ -92,22 +108,24 @@ class Saves:
         keys: list[tuple[int, bytes]] = []
         parents: set[tuple[int, bytes]] = set()
         pinned: list[Any] = []
-        looked_at = dict(state.saved_blocks)
+        looked_at = dict(state.saved_blocks), state.tail_looked_at
         try:
             for position, group in enumerate(self._geometry.groups):
-                chosen = self._reserve(namespaces[group.index], group, state, tables[position], computed_tokens, room)
-                if chosen:
-                    room -= len(chosen)
-                    refs, ids, chosen_keys, before = zip(*chosen, strict=True)
-                    blocks.append((group.index, refs, ids))
-                    keys += [(group.index, key) for key in chosen_keys]
-                    parents |= {(group.index, parent) for parent in before if parent}
+                namespace, table = namespaces[group.index], tables[position]
+                for reserve in (self._reserve, partial(self._reserve_tail, keys)):
+                    chosen = reserve(namespace, group, state, table, computed_tokens, room)
+                    if chosen:
+                        room -= len(chosen)
+                        refs, ids, chosen_keys, before = zip(*chosen, strict=True)
+                        blocks.append((group.index, refs, ids))
+                        keys += [(group.index, key) for key in chosen_keys]
+                        parents |= {(group.index, parent) for parent in before if parent}
             if not blocks:
                 return None
             pinned = self._pins.pin([block_id for _, _, ids in blocks for block_id in ids])
         finally:
             if blocks and not pinned:
-                state.saved_blocks = looked_at
+                state.saved_blocks, state.tail_looked_at = looked_at
                 self._abort([ref for _, refs, _ in blocks for ref in refs])
         job_id = next(self._ids)
         waits_for = {self._keys_in_flight[parent] for parent in parents if parent in self._keys_in_flight}
@@ -171,8 +189,8 @@ class Saves:
         table: Sequence[int],
         computed_tokens: int,
         room: int,
-    ) -> list[tuple[int, int, bytes, bytes | None]]:
-        """``(ref, block id, key, key of the block before it)`` of each block of one group that is to be copied."""
+    ) -> list[Reserved]:
+        """Each block of one group that is to be copied."""
         confirmed = computed_tokens - 1 if self._geometry.lookahead else computed_tokens
         keys = group_keys(state.request.block_hashes, group.hashes_per_block)
         start = state.saved_blocks.get(group.index, 0)
@@ -205,6 +223,32 @@ class Saves:
         self._abort(surplus)
         self._recorder.count("save_blocks_deferred", sum(block >= first_left for block in wanted))
         return taken
+
+    def _reserve_tail(
+        self,
+        before: Collection[tuple[int, bytes]],
+        namespace: "Namespace",
+        group: Group,
+        state: RequestState,
+        table: Sequence[int],
+        computed_tokens: int,
+        room: int,
+    ) -> list[Reserved]:
+        """Like ``_reserve``, of the tail. ``before``: keys of the blocks that are to be copied with it."""
+        tail = self._tails.to_save(state, computed_tokens)
+        if tail is None or room <= 0 or tail.block >= len(table):
+            return []
+        if state.saved_blocks.get(group.index, 0) < tail.block:
+            return []  # not all blocks before it found room
+        state.tail_looked_at = True
+        key, parent = (group.index, tail.key), tail.parent
+        joins = (group.index, parent) in before or self._joins(namespace, group, parent)
+        if not joins or key in self._keys_in_flight or namespace.contains([tail.key])[0]:
+            return []
+        slots = namespace.reserve([tail.key], parents=[parent])
+        state.tail_looked_at = bool(slots)
+        self._recorder.count("save_blocks_deferred", 1 - len(slots))
+        return [(ref, table[tail.block], tail.key, parent) for _, ref in slots]
 
     def _joins(self, namespace: "Namespace", group: Group, parent: bytes | None) -> bool:
         """Whether the block before one that is to be saved is there or on its way; the pool takes no others."""

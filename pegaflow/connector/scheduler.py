@@ -20,7 +20,14 @@ from pegaflow.connector.namespaces import Store
 from pegaflow.connector.pins import Pins
 from pegaflow.connector.request_state import Phase, RequestState, RequestTable
 from pegaflow.connector.saves import Saves
+from pegaflow.connector.tails import HashTokens, Tails
+from pegaflow.connector.waiting import Waiting
 from pegaflow.metrics import Recorder
+
+NO_TAILS = (
+    "pd_tail_save and pd_tail_load have no effect: they need a model whose layers all have full attention, without a "
+    "drafter."
+)
 
 Scheduled = Iterable[tuple[RequestState, Callable[[], Sequence[Sequence[int]] | None], int]]
 """``(state, function for its block table by group, tokens computed after the step)`` of the requests in a step. The
@@ -42,10 +49,12 @@ class SchedulerHalf:
         bypasses: Callable[[Any], bool] = lambda request: False,
         names_layers: bool = False,
         wiped_by_first_pass: bool = False,
+        hash_tokens: HashTokens | None = None,
     ) -> None:
         """``ranks``: workers that report each job. ``settle``: see ``StepPlan.settle``. ``bypasses``: tells requests
         that must be left alone. ``names_layers``: whether vLLM names each layer before it runs, so that forward passes
-        can follow loads. ``wiped_by_first_pass``: see ``compat.wiped_by_first_pass``."""
+        can follow loads. ``wiped_by_first_pass``: see ``compat.wiped_by_first_pass``. ``hash_tokens``: vLLM's hash of
+        the tokens of a tail."""
         self.table = RequestTable()
         self._config = config
         self._geometry = geometry
@@ -62,8 +71,12 @@ class SchedulerHalf:
         overdue_seconds = config.load_timeout_seconds
         possible = names_layers and len(geometry.groups) == 1 and not geometry.lookahead
         self._landings = Landings(self.table, self._pins, ranks, config.layerwise, possible)
-        self._loads = Loads(geometry, store, self.table, self._landings, recorder, overdue_seconds)
-        self._saves = Saves(geometry, store, self._pins, recorder, ranks, overdue_seconds)
+        tails = Tails(geometry, hash_tokens, save=config.pd_tail_save, load=config.pd_tail_load)
+        waiting = Waiting(geometry, tails, recorder, config.wait_for_full_prefix_seconds * config.wait_for_full_prefix)
+        self._loads = Loads(geometry, store, self.table, self._landings, recorder, overdue_seconds, tails, waiting)
+        self._saves = Saves(geometry, store, self._pins, recorder, ranks, overdue_seconds, tails)
+        if (config.pd_tail_save or config.pd_tail_load) and not tails.possible:
+            logger.warning("PegaFlow: %s", NO_TAILS)
 
     def bind_block_pool(self, block_pool: Any) -> None:
         """vLLM's block pool, in which blocks are pinned while they are being saved."""
@@ -157,6 +170,7 @@ class SchedulerHalf:
         bring old blocks back, or the pool's index could not be reached."""
         for state in self.table:
             state.saved_blocks.clear()
+            state.tail_looked_at = False
             # Requests that are under way hold old blocks and would save them again.
             if int(getattr(state.request, "num_computed_tokens", 0)) > 0:
                 state.bypass = True

@@ -21,7 +21,6 @@ from pegaflow.connector.metadata import RankReport, StepPlan
 from pegaflow.connector.namespaces import Store
 from pegaflow.connector.scheduler import SchedulerHalf
 from pegaflow.connector.worker import WorkerHalf
-from pegaflow.keys import group_keys
 from pegaflow.metrics import Recorder
 from tests.fakes import FakeBlockPool, FakeCopier, FakeIdentity, FakeLayout, FakePool
 
@@ -59,20 +58,29 @@ class MiniRequest:
     hit_tokens: int = 0
 
     def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tokens)
         self.append()
 
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.prompt_tokens
+
     def append(self, *tokens: int) -> None:
         """Add confirmed tokens; hashes follow."""
         self.tokens.extend(tokens)
         while (len(self.block_hashes) + 1) * HASH_TOKENS <= len(self.tokens):
             start = len(self.block_hashes) * HASH_TOKENS
-            parent = self.block_hashes[-1] if self.block_hashes else b"root"
-            text = parent + repr(self.tokens[start : start + HASH_TOKENS]).encode()
-            self.block_hashes.append(hashlib.sha256(text).digest())
+            parent = self.block_hashes[-1] if self.block_hashes else None
+            self.block_hashes.append(hash_tokens(self, start, start + HASH_TOKENS, parent))
+
+
+def hash_tokens(request: MiniRequest, start: int, stop: int, parent: bytes | None) -> bytes:
+    """As vLLM's hash of a block."""
+    return hashlib.sha256((parent or b"root") + repr(request.tokens[start:stop]).encode()).digest()
 
 
 class HostMemory:
@@ -139,6 +147,7 @@ class MiniEngine:
             bypasses=lambda request: bool(request.lora_request),
             names_layers=layers > 1,
             wiped_by_first_pass=wiped_by_first_pass,
+            hash_tokens=hash_tokens,
         )
         self.scheduler.bind_block_pool(self.block_pool)
         self.copiers: list[FakeCopier] = []
@@ -342,25 +351,34 @@ class MiniEngine:
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
-    def expected(self, rank: int, group: Group, key: bytes) -> bytes:
-        """What a full block holds."""
-        text = hashlib.sha256(key + bytes([rank, group.index])).digest()
-        part_bytes: int = self._memory_type.part_bytes
-        return (text * (part_bytes // len(text) + 1))[:part_bytes]
+    def rows(self, rank: int, group: Group, request: MiniRequest, block: int, tokens: range) -> list[bytes]:
+        """What the given tokens of a block hold in each layer: a row each, which follows from all tokens up to it."""
+        row_bytes = self._memory_type.part_bytes // self.layers // group.block_tokens
+        start = block * group.block_tokens
+        before = request.block_hashes[block * group.hashes_per_block - 1] if block else b"root"
+        by_layer = [b""] * self.layers
+        for token in tokens:
+            text = before + repr(request.tokens[start : start + token + 1]).encode() + bytes([rank, group.index])
+            digest = hashlib.sha256(text).digest()
+            row = (digest * (row_bytes * self.layers // len(digest) + 1))[: row_bytes * self.layers]
+            for layer in range(self.layers):
+                by_layer[layer] += row[layer * row_bytes :][:row_bytes]
+        return by_layer
+
+    def _place(self, group: Group, layer: int, block: int, token: int) -> int:
+        """Where in a cache the row of a token is."""
+        size = self._memory_type.part_bytes // self.layers
+        return int((layer * self.blocks + block) * size + token * (size // group.block_tokens))
 
     def _compute(self, rank: int, request: MiniRequest) -> None:
+        first, last = request.hit_tokens, request.num_computed_tokens
         for position, group in enumerate(self.geometry.groups):
-            keys = group_keys(request.block_hashes, group.hashes_per_block)
-            for index in range(
-                request.hit_tokens // group.block_tokens, request.num_computed_tokens // group.block_tokens
-            ):
+            size = group.block_tokens
+            for index in range(first // size, -(-last // size)):
                 block = request.tables[position][index]
-                if block and index < len(keys):
-                    content = self.expected(rank, group, keys[index])
-                    size = len(content) // self.layers
-                    for layer in range(self.layers):
-                        part = content[layer * size :][:size]
-                        self.memory[rank][position].write((layer * self.blocks + block) * size, part)
+                tokens = range(max(0, first - index * size), min(size, last - index * size))
+                for layer, rows in enumerate(self.rows(rank, group, request, index, tokens) if block else ()):
+                    self.memory[rank][position].write(self._place(group, layer, block, tokens.start), rows)
 
     def _forward(self, rank: int, worker: WorkerHalf, scheduled: dict[MiniRequest, int]) -> None:
         """Read what was loaded, layer by layer, then compute."""
@@ -378,14 +396,15 @@ class MiniEngine:
         """What was loaded is what had been computed, to the byte."""
         ranks, layers = ranks or range(self.ranks), list(layers or range(self.layers))
         for rank, (position, group) in itertools.product(ranks, enumerate(self.geometry.groups)):
-            keys = group_keys(request.block_hashes, group.hashes_per_block)
-            for index in range(request.hit_tokens // group.block_tokens):
+            size = group.block_tokens
+            for index in range(-(-request.hit_tokens // size)):
                 block = request.tables[position][index]
+                tokens = range(min(size, request.hit_tokens - index * size))
+                expected = self.rows(rank, group, request, index, tokens) if block else []
                 for layer in layers if block else ():
-                    expected = self.expected(rank, group, keys[index])
-                    size = len(expected) // self.layers
-                    found = self.memory[rank][position].read((layer * self.blocks + block) * size, size)
-                    assert found == expected[layer * size :][:size], (rank, group, index, layer)
+                    place = self._place(group, layer, block, 0)
+                    found = self.memory[rank][position].read(place, len(expected[layer]))
+                    assert found == expected[layer], (rank, group, index, layer)
 
     # -- what must be true at rest ------------------------------------------------------------------------------------
 

@@ -76,9 +76,6 @@ def test_unknown_option_names_the_nearest(key: str, nearest: str) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "wait_for_full_prefix",
-        "pd_tail_save",
-        "pd_tail_load",
         "ssd_cache_path",
         "tp_shard_endpoints",
         "pd.rdma.rank_map",
@@ -89,7 +86,7 @@ def test_option_of_a_missing_feature_is_refused_by_name(key: str) -> None:
         parse_config({f"pegaflow.{key}": True}, {})
 
 
-@pytest.mark.parametrize("variable", ["PEGAFLOW_SSD_CACHE_PATH", "PEGAFLOW_PD_TAIL_SAVE", "PEGAFLOW_NICS"])
+@pytest.mark.parametrize("variable", ["PEGAFLOW_SSD_CACHE_PATH", "PEGAFLOW_PD_DEVICE", "PEGAFLOW_NICS"])
 def test_missing_feature_is_refused_in_the_environment_too(variable: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{variable} is not supported by this version"):
         parse_config({}, {variable: "1"})
@@ -140,6 +137,48 @@ def test_server_options_are_ignored_with_one_note() -> None:
     config = parse_config({"pegaflow.host": "http://127.0.0.1", "pegaflow.port": 50055}, {"PEGAFLOW_PORT": "1"})
     assert len(config.notes) == 1
     assert "pegaflow.host and pegaflow.port and PEGAFLOW_PORT" in config.notes[0]
+
+
+SEEDED = {"PYTHONHASHSEED": "0"}
+
+
+def test_prefill_and_decode_options_are_taken() -> None:
+    config = parse_config({"pegaflow.pd_tail_save": True, "pegaflow.wait_for_full_prefix": "1"}, SEEDED)
+    assert (config.pd_tail_save, config.pd_tail_load, config.wait_for_full_prefix) == (True, False, True)
+    assert config.wait_for_full_prefix_seconds == 30.0
+    environ = {"PEGAFLOW_PD_TAIL_LOAD": "true", "PEGAFLOW_WAIT_FOR_FULL_PREFIX_SECONDS": "2.5", **SEEDED}
+    config = parse_config({"pegaflow.pd_tail_save": "False"}, environ)
+    assert (config.pd_tail_save, config.pd_tail_load, config.wait_for_full_prefix_seconds) == (False, True, 2.5)
+
+
+@pytest.mark.parametrize("option", ["pd_tail_save", "pd_tail_load"])
+@pytest.mark.parametrize("seed", [{}, {"PYTHONHASHSEED": ""}], ids=["unset", "empty"])
+def test_tails_without_a_seed_for_hashes_are_refused(option: str, seed: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="set PYTHONHASHSEED"):
+        parse_config({f"pegaflow.{option}": True}, seed)
+    with pytest.raises(InvalidArgument, match="set PYTHONHASHSEED"):
+        parse_config({}, {f"PEGAFLOW_{option.upper()}": "1", **seed})
+    assert parse_config({f"pegaflow.{option}": False}, seed) == ConnectorConfig()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("pd_tail_save", "yes"),
+        ("pd_tail_load", 1),
+        ("wait_for_full_prefix", None),
+        ("wait_for_full_prefix_seconds", 0),
+        ("wait_for_full_prefix_seconds", -1),
+        ("wait_for_full_prefix_seconds", 601),
+        ("wait_for_full_prefix_seconds", "soon"),
+        ("wait_for_full_prefix_seconds", "nan"),
+        ("wait_for_full_prefix_seconds", True),
+        ("wait_for_full_prefix_seconds", [30]),
+    ],
+)
+def test_wrong_values_for_prefill_and_decode_are_refused(key: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"pegaflow.{key} must be"):
+        parse_config({f"pegaflow.{key}": value}, SEEDED)
 
 
 def test_load_timeout_has_a_floor() -> None:

@@ -15,6 +15,7 @@ from tests.unit.mini_engine import PART_BYTES, SINGLE, MiniEngine
 
 PROMPT = list(range(100, 140))
 LAYERS = 4
+TAILS = {"pd_tail_save": True, "pd_tail_load": True}
 
 
 class StagedCopier(FakeCopier):
@@ -207,6 +208,20 @@ def test_load_beside_others_is_followed_only_if_that_is_asked_for(mode: str) -> 
     engine.assert_nothing_held()
 
 
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_load_that_ends_with_a_tail_is_complete_before_the_request_runs(mode: str) -> None:
+    engine, copiers = staged_engine(layerwise=mode, **TAILS)
+    warm(engine)
+    warm(engine, PROMPT[:-2])
+    copiers[0].ends.clear()
+    copiers[0].late = True
+    request = engine.add(PROMPT[:-2], more=9)
+    engine.run()
+    assert request.hit_tokens == len(PROMPT) - 2
+    assert copiers[0].ends == {}
+    engine.assert_nothing_held()
+
+
 @pytest.mark.parametrize("event", ["abort", "preempt"])
 def test_blocks_of_a_request_that_is_gone_stay_untouched_until_its_load_is_over(event: str) -> None:
     engine, copiers = staged_engine(blocks=14)
@@ -255,7 +270,7 @@ def test_reset_is_asked_for_again_while_a_load_lands() -> None:
 def test_random_traffic_reads_what_was_saved(seed: int) -> None:
     draw = random.Random(seed)
     ranks = draw.choice((1, 2))
-    engine, copiers = staged_engine(ranks=ranks, blocks=40, layerwise=draw.choice(("auto", "on")))
+    engine, copiers = staged_engine(ranks=ranks, blocks=40, layerwise=draw.choice(("auto", "on")), **TAILS)
     prompts = [[number * 1000 + token for token in range(draw.randrange(8, 50))] for number in range(4)]
     followed = 0
     for _ in range(120):

@@ -74,6 +74,16 @@ def test_a_cache_needs_no_delivery_and_frees_blocks_at_once() -> None:
     assert connector.request_finished_all_groups(request, ([],)) == (False, None)
 
 
+def test_state_in_the_middle_of_a_block_is_never_taken_over() -> None:
+    parameters = inspect.signature(kv_base.KVConnectorBase_V1.register_finished_partial_tail).parameters
+    assert list(inspect.signature(PegaKVConnector.register_finished_partial_tail).parameters) == list(parameters)
+    engine = MiniEngine()
+    request = engine.add(PROMPT)
+    assert bare(engine).register_finished_partial_tail(request, ([1],), [(0, 1, 37)]) is False
+    engine.abort(request)
+    engine.assert_nothing_held()
+
+
 def test_hits_are_attributed_to_host_memory() -> None:
     connector = bare(MiniEngine())
     assert connector.get_external_cache_hit_sources(None, 96) == {compat.host_hit_source(): 96}

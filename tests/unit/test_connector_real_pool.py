@@ -7,32 +7,16 @@ from typing import Any
 
 import pytest
 
-from pegaflow import _native
-from pegaflow.connector.copies import NativeTypes
 from tests.engine_races import PROMPT, RACES, finish, random_events
-from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
+from tests.unit.mini_engine import HYBRID, SINGLE
+from tests.unit.native_engine import engine_on, open_pool
 
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Any]:
-    made = _native.Pool.open("real", shm_dir=str(tmp_path), pool_bytes=1 << 20, segment_bytes=1 << 16)
+    made = open_pool(str(tmp_path))
     yield made
     made.close()
-
-
-def engine_on(pool: Any, geometry: Any = SINGLE, **options: Any) -> MiniEngine:
-    def attach(name: str, shm_dir: str) -> Any:
-        return _native.Pool.open(name, shm_dir=shm_dir, create=False)
-
-    engine = MiniEngine(
-        geometry,
-        pool,
-        native=NativeTypes(attach, lambda pool, device: _native.HostCopier(pool), _native.KVLayout),
-        **options,
-    )
-    while not all(space.stats()["slots_free"] for space in (engine.store.namespaces() or {}).values()):
-        pass  # the pool grows in the background; what is computed meanwhile may be saved or not
-    return engine
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -4,12 +4,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashListWithBlockSize
 
 from pegaflow import _native
+from pegaflow.connector import compat
 from pegaflow.keys import FINGERPRINT_BYTES, fingerprint, group_keys
+
+
+def media(identifier: str, offset: int, length: int) -> Any:
+    """An image or the like in a prompt, as vLLM has it."""
+    return SimpleNamespace(identifier=identifier, mm_position=SimpleNamespace(offset=offset, length=length))
+
 
 HASHES = [BlockHash(bytes([index]) * 16) for index in range(11)]
 
@@ -70,6 +78,48 @@ def test_hash_of_a_block_is_that_of_this_vllm(monkeypatch: pytest.MonkeyPatch) -
     extra = (("mm", "image", -3), ("cache_salt", "salt"))
     theirs = kv_cache_utils.hash_block_tokens(function, None, [1, 2, 70000], extra)
     assert _native.block_hash("sha256_cbor", kv_cache_utils.NONE_HASH, [1, 2, 70000], extra) == theirs
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"cache_salt": "salt"},
+        {"lora_request": SimpleNamespace(lora_name="adapter", lora_path="/adapter", lora_int_id=1)},
+        {"mm_features": [media("early", 3, 9), media("image", 20, 30), media("late", 55, 5)]},
+        {"prompt_embeds": torch.arange(120, dtype=torch.float32).reshape(60, 2)},
+    ],
+    ids=["tokens", "salt", "adapter", "media", "embeddings"],
+)
+def test_hash_of_a_part_is_what_vllm_would_give_it(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, fields: dict[str, Any]
+) -> None:
+    function = get_hash_fn_by_name(algorithm)
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    kv_cache_utils.init_none_hash(function)
+    plain: dict[str, Any] = {"cache_salt": None, "lora_request": None, "mm_features": [], "prompt_embeds": None}
+    request = SimpleNamespace(
+        **(plain | fields),
+        all_token_ids=list(range(60)),
+        num_tokens=60,
+        block_hashes=[],
+        _prompt_embeds_per_block_hashes={},
+    )
+    config = SimpleNamespace(cache_config=SimpleNamespace(prefix_caching_hash_algo=algorithm))
+    hash_tokens = compat.token_hasher(config)
+    for block_tokens in (16, 12):
+        request.block_hashes = []
+        expected = kv_cache_utils.get_request_block_hasher(block_tokens, function)(request)
+        parents = [None, *expected]
+        found = [
+            hash_tokens(request, block * block_tokens, (block + 1) * block_tokens, parents[block])
+            for block in range(len(expected))
+        ]
+        assert found == expected
+    salted = hash_tokens(request, 0, 5, None)
+    assert len(salted) == 32
+    assert salted != hash_tokens(request, 0, 6, None)
 
 
 def test_fingerprint_does_not_depend_on_order() -> None:

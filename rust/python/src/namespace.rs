@@ -102,6 +102,11 @@ impl Namespace {
         Ok(reserved.into_iter().map(|(index, block)| (index, block.0)).collect())
     }
 
+    fn others(&self, py: Python<'_>) -> Result<usize> {
+        let pool = self.pool.get()?;
+        py.engine(|| pool.others_in(self.engine))
+    }
+
     fn reset(&self, py: Python<'_>) -> Result<u64> {
         let pool = self.pool.get()?;
         py.engine(|| pool.reset(self.engine))

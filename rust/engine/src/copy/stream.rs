@@ -141,6 +141,7 @@ pub(super) fn prefetch(source: *const u8, bytes: usize) {
 mod tests {
     use super::*;
     use crate::checksum::part_checksum;
+    use crate::sync::{LocalU32, LocalU64, Relaxed};
 
     fn copied(hash: Hash, streaming: bool, source: &[u8], piece: usize) -> (Vec<u8>, Option<u64>) {
         let mut stream = PartStream {
@@ -156,6 +157,31 @@ mod tests {
             unsafe { stream.copy(target.as_mut_ptr(), source.as_ptr(), source.len()) };
         }
         (target, stream.finish())
+    }
+
+    #[test]
+    fn checksum_is_that_of_the_copy_while_the_source_changes() {
+        const BYTES: usize = 300;
+        let source: Vec<LocalU64> = (0..BYTES.div_ceil(8)).map(|_| LocalU64::new(0)).collect();
+        let options = StreamOptions { checksum: true, streaming: false };
+        let running = LocalU32::new(1);
+        let mut wrong = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while running.load(Relaxed) != 0 {
+                    source.iter().for_each(|word| word.store(word.load(Relaxed).wrapping_add(1), Relaxed));
+                }
+            });
+            for _ in 0..200_000 {
+                let mut target = [0u8; BYTES];
+                let mut stream = PartStream::new(3, BYTES, options);
+                // SAFETY: both have as many bytes; the copy takes whichever value each of them has at the time.
+                unsafe { stream.copy(target.as_mut_ptr(), source.as_ptr().cast(), BYTES) };
+                wrong += usize::from(stream.finish() != Some(part_checksum(3, &target)));
+            }
+            running.store(0, Relaxed);
+        });
+        assert_eq!(wrong, 0);
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub(super) struct CopyHasher {
     /// Stripes still to be consumed: all but the last, which the algorithm treats apart.
     stripes_left: usize,
     bytes: usize,
-    /// The stripe consumed last, for an end that is not a whole stripe.
+    /// The stripe consumed last, if the input ends inside of one.
     previous: [u8; STRIPE_BYTES],
     pending: [u8; STRIPE_BYTES],
     pending_bytes: usize,
@@ -164,8 +164,12 @@ impl CopyHasher {
                 Store::Streaming if aligned => self.run::<STREAMING>(target, source, stripes),
                 Store::Streaming | Store::Cached => self.run::<CACHED>(target, source, stripes),
             }
-            let last = source.add((stripes - 1) * STRIPE_BYTES);
-            std::ptr::copy_nonoverlapping(last, self.previous.as_mut_ptr(), STRIPE_BYTES);
+            if !self.bytes.is_multiple_of(STRIPE_BYTES) {
+                // What was copied, not what the source holds by now: somebody may be writing on.
+                let copied = if store == Store::Skip { source } else { target.cast_const() };
+                let last = copied.add((stripes - 1) * STRIPE_BYTES);
+                std::ptr::copy_nonoverlapping(last, self.previous.as_mut_ptr(), STRIPE_BYTES);
+            }
         }
         self.stripes_left -= stripes;
     }

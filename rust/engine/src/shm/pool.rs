@@ -130,7 +130,15 @@ impl Pool {
     /// Find or create the namespace of a fingerprint and group, with the bytes of each part.
     pub fn namespace(&self, fingerprint: &[u8; 32], group: u32, part_bytes: &[u64], label: &str) -> Result<Namespace> {
         self.core.check_usable()?;
-        self.core.namespace(fingerprint, group, part_bytes, label)
+        let ns = self.core.namespace(fingerprint, group, part_bytes, label)?;
+        self.core.enter(ns);
+        Ok(ns)
+    }
+
+    /// How many other living processes use the namespace for themselves, not for a leader.
+    pub fn others_in(&self, ns: Namespace) -> Result<usize> {
+        self.core.check_usable()?;
+        Ok(self.core.others_in(ns))
     }
 
     /// Sizes of a namespace.

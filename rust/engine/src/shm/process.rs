@@ -6,6 +6,7 @@ use crate::shm::clock::unix_seconds;
 use crate::shm::control::Control;
 use crate::shm::core::Core;
 use crate::shm::liveness::LockFile;
+use crate::shm::namespace::Namespace;
 use crate::shm::rows::{ProcessRow, store_label};
 use crate::sync::{Acquire, SeqCst};
 
@@ -118,6 +119,7 @@ fn fill(row: &ProcessRow, index: u32, last_epoch: u64, label: &str, inherits: bo
         // A dead one's devices may still write: that stays known until its slots are settled.
         row.flags.store(0, SeqCst);
     }
+    row.namespaces.store(0, SeqCst);
     row.pid.store(u64::from(std::process::id()), SeqCst);
     row.started_unix_s.store(unix_seconds(), SeqCst);
     store_label(&row.label, label);
@@ -125,6 +127,10 @@ fn fill(row: &ProcessRow, index: u32, last_epoch: u64, label: &str, inherits: bo
     store(row, epoch, ProcessState::Alive);
     crate::crash_point::pass("process.registered");
     Member { row: index, epoch }
+}
+
+fn namespace_bit(ns: Namespace) -> u64 {
+    1 << (ns.id() % u64::BITS)
 }
 
 /// Whether a living process other than the caller still moves bytes for `leader`.
@@ -171,6 +177,23 @@ impl Core {
     pub(crate) fn has_living_follower(&self, leader: Member) -> bool {
         self.control.processes()[self.me.row as usize].leader.load(SeqCst) == leader.encode()
             || has_living_follower(&self.control, &self.lock_file, leader)
+    }
+
+    /// Say that this process uses a namespace.
+    pub(crate) fn enter(&self, ns: Namespace) {
+        self.control.processes()[self.me.row as usize].namespaces.fetch_or(namespace_bit(ns), SeqCst);
+    }
+
+    /// How many other living processes have opened a namespace for themselves, not for a leader. Where a pool has more
+    /// than 64 namespaces some others may be counted too.
+    pub(crate) fn others_in(&self, ns: Namespace) -> usize {
+        let uses = |row: &ProcessRow| {
+            row.leader.load(SeqCst) == 0
+                && row.namespaces.load(SeqCst) & namespace_bit(ns) != 0
+                && load(row).1.may_live()
+        };
+        let rows = self.control.processes().iter().zip(0u32..);
+        rows.filter(|(row, index)| *index != self.me.row && uses(row) && self.lock_file.held_by_other(*index)).count()
     }
 
     /// Say that devices may write this process's slots, so that they wait in quarantine after its death.

@@ -56,7 +56,9 @@ pub(crate) struct ProcessRow {
     pub(crate) started_unix_s: AtomicU64,
     /// Bit 0: a device may write slots on behalf of this process.
     pub(crate) flags: AtomicU64,
-    pub(crate) spare: [SpareWord; 3],
+    /// Bit *n* modulo 64: the process has opened namespace *n*.
+    pub(crate) namespaces: SpareWord,
+    pub(crate) spare: [SpareWord; 2],
     /// For people only.
     pub(crate) label: LabelWords,
 }

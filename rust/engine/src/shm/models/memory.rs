@@ -53,7 +53,7 @@ zeroed! {
         fixed, clock, last_used_unix_s, structure_lock, extents_version, quarantine_pending, rebuild_wanted, rebuilds,
         orphans_expected, segments_dir, spare
     }
-    ProcessRow { state, leader, pid, started_unix_s, flags, spare, label }
+    ProcessRow { state, leader, pid, started_unix_s, flags, namespaces, spare, label }
     NamespaceRow { state, epoch, fingerprint, group, parts, frees, horizon, spare, label, part_bytes }
     ExtentRow { state, namespace, parts, first_slot, slots, bytes, spare, segments }
     Stripe { lock, version, spare }

@@ -1,0 +1,69 @@
+"""Requests that wait until all of their prompt is in the pool, since another process is about to put it there.
+
+vLLM asks again in every step. A request waits as long as the last of its prompt is missing, but no longer than a limit,
+and only while another living process uses the same namespace. Then it takes what is there, and never waits again.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pegaflow.connector.geometry import Geometry
+from pegaflow.connector.request_state import RequestState
+from pegaflow.connector.tails import Tails
+from pegaflow.metrics import Recorder
+
+if TYPE_CHECKING:
+    from pegaflow._native import Namespace
+
+PROBE_SECONDS = 0.05
+"""For so long the answer to whether others are alive is not asked for again."""
+
+
+class Waiting:
+    """Who waits in one engine, and for how long."""
+
+    def __init__(self, geometry: Geometry, tails: Tails, recorder: Recorder, seconds_max: float) -> None:
+        """``seconds_max`` 0: nobody waits."""
+        self._geometry = geometry
+        self._tails = tails
+        self._recorder = recorder
+        self._seconds_max = seconds_max
+        self._others = False
+        self._probe_at = 0.0
+
+    def goes_on(self, state: RequestState, namespaces: "Mapping[int, Namespace]", computed_tokens: int) -> bool:
+        """Whether a request with ``computed_tokens`` on the device has to ask again later."""
+        if not self._seconds_max or state.waited:
+            return False
+        wanted = self._last_keys(state, computed_tokens)
+        complete = all(namespaces[group].contains([key])[0] for group, key in wanted)
+        now = time.monotonic()
+        first = state.waits_since is None
+        since = state.waits_since = now if state.waits_since is None else state.waits_since
+        if not complete and now - since < self._seconds_max and self._others_live(namespaces, now):
+            return True
+        state.waited = True
+        if not first:
+            self._recorder.observe("full_prefix_wait_seconds", now - since)
+        if not complete:
+            self._recorder.count("full_prefix_incomplete")
+        return False
+
+    def _last_keys(self, state: RequestState, computed_tokens: int) -> Iterator[tuple[int, bytes]]:
+        """Key of the last block that a hit on the whole prompt needs, by group. What is before it was there first."""
+        tail = self._tails.to_load(state)
+        if tail is not None:
+            yield self._geometry.groups[0].index, tail.key
+            return
+        tokens = self._geometry.hit_tokens_max(int(state.request.num_prompt_tokens))
+        for group in self._geometry.groups:
+            blocks = tokens // group.block_tokens
+            if tokens > computed_tokens and blocks:
+                yield group.index, bytes(state.request.block_hashes[blocks * group.hashes_per_block - 1])
+
+    def _others_live(self, namespaces: "Mapping[int, Namespace]", now: float) -> bool:
+        if now >= self._probe_at:
+            self._others = any(namespace.others() for namespace in namespaces.values())
+            self._probe_at = now + PROBE_SECONDS
+        return self._others
