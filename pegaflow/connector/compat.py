@@ -316,6 +316,14 @@ def worker_rank() -> Rank:
     return int(get_pp_group().rank_in_group), int(get_tp_group().rank_in_group)
 
 
+def is_asked_directly(connector: Any) -> bool:
+    """Whether vLLM knows this connector of a worker itself. Otherwise one that wraps several asks, and hands what the
+    first of them answers to all of their scheduler halves."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    return not has_kv_transfer_group() or get_kv_transfer_group() is connector
+
+
 def layer_tensors(kv_caches: dict[str, Any], layer_names: Sequence[str], group_spec: Any) -> list[LayerTensor]:
     """The tensors of one group's layers. Raises ``TypeError`` for caches that are not one tensor per layer."""
     by_layer = getattr(group_spec, "kv_cache_specs", {})

@@ -169,7 +169,8 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         """What the workers finished."""
         if self._scheduler is not None:
             report = getattr(connector_output, "kv_connector_worker_meta", None)
-            update = partial(self._scheduler.update, report, connector_output.finished_recving or ())
+            invalid = getattr(connector_output, "invalid_block_ids", None) or ()
+            update = partial(self._scheduler.update, report, connector_output.finished_recving or (), invalid)
             self._guard.run("update_connector_output", None, update)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -226,8 +227,11 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             self._guard.run("restore_kv_caches", None, self._worker.restore)
 
     def get_handshake_metadata(self) -> Any:
-        """How this worker holds the KV cache."""
-        return self._worker.shape() if self._worker is not None else None
+        """How this worker holds the KV cache. ``None`` if other connectors would be handed the answer too: then it goes
+        with the first report."""
+        if self._worker is None or not compat.is_asked_directly(self):
+            return None
+        return self._worker.tell_shape()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Start this step's loads."""
@@ -320,9 +324,11 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         elif self._worker is not None:
             self._worker.refuse(reason)
 
-    def _set_shapes(self, shapes: Iterable[WorkerShape]) -> None:
+    def _set_shapes(self, shapes: Iterable[Any]) -> None:
         if self._store is not None:
-            by_rank = {shape.rank: shape for shape in shapes}
+            by_rank = {shape.rank: shape for shape in shapes if isinstance(shape, WorkerShape)}
+            if not by_rank:
+                return  # another connector's
             self._guard.run("set_xfer_handshake_metadata", None, partial(self._store.set_shapes, by_rank))
 
     def _take_caches(self, caches: Callable[[], dict[str, Any]]) -> None:

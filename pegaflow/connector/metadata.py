@@ -1,6 +1,7 @@
 """All that crosses between the scheduler half and the worker halves: plain dataclasses of plain values.
 
-Scheduler to workers: ``StepPlan``. Workers to scheduler: ``WorkerShape`` once, ``RankReport`` in every step that has
+Scheduler to workers: ``StepPlan``. Workers to scheduler: ``WorkerShape`` once, by itself or in the first report, and
+``RankReport`` in every step that has
 something to say. ``compat.register_wire_types`` makes vLLM accept them as its own metadata.
 """
 
@@ -127,10 +128,13 @@ class RankReport:
     loads: dict[str, LoadOutcome] = field(default_factory=dict)
     problem: str | None = None
     """Why this rank can copy nothing any more, as one sentence."""
+    shapes: dict[Rank, WorkerShape] = field(default_factory=dict)
+    """How ranks hold the KV cache, if vLLM did not ask for it at the start."""
 
     def aggregate(self, other: "RankReport") -> "RankReport":
         """Sum of both reports; neither is changed, since vLLM may still be sending one of them."""
-        total = RankReport(dict(self.saves), dict(self.loads), self.problem or other.problem)
+        problem, shapes = self.problem or other.problem, {**self.shapes, **other.shapes}
+        total = RankReport(dict(self.saves), dict(self.loads), problem, shapes)
         for job_id, save in other.saves.items():
             total.saves[job_id] = total.saves[job_id].merge(save) if job_id in total.saves else save
         for request_id, load in other.loads.items():
@@ -138,4 +142,4 @@ class RankReport:
         return total
 
     def __bool__(self) -> bool:
-        return bool(self.saves or self.loads or self.problem)
+        return bool(self.saves or self.loads or self.problem or self.shapes)

@@ -74,6 +74,7 @@ class Store:
         self._ranks = ranks
         self._replicas = replicas
         self._shapes: dict[Rank, WorkerShape] = {}
+        self._told: dict[Rank, WorkerShape] = {}
         self._namespaces: dict[int, Namespace] | None = None
         self._address: PoolAddress | None = None
         self._first_asked: float | None = None
@@ -106,6 +107,12 @@ class Store:
         if problem:
             self.turn_off(problem)
 
+    def add_shapes(self, shapes: Mapping[Rank, WorkerShape]) -> None:
+        """Take the layouts of some workers; see ``set_shapes``."""
+        self._told.update(shapes)
+        if len(self._told) == self._ranks:
+            self.set_shapes(self._told)
+
     def prepare(self) -> None:
         """Make the namespaces in the background, as soon as everything is known that they depend on."""
         threading.Thread(target=self._prepare, name="pegaflow-namespaces", daemon=True).start()
@@ -123,7 +130,7 @@ class Store:
 
     def worth_waiting(self) -> bool:
         """Whether a request that finds no namespaces should ask again in the next step. Bounded in time."""
-        if self.off or not self._shapes:
+        if self.off:
             return False
         now = time.monotonic()
         if self._first_asked is None:

@@ -42,6 +42,8 @@ class _Job:
     waits_for: set[int]
     """Jobs in flight that save the blocks before ours."""
     started: float
+    tables: Tables = ()
+    """All blocks of the request when the job was planned: what is saved was computed from them."""
     followers: list[int] = field(default_factory=list)
     """Jobs that wait for this one."""
     failed: set[int] = field(default_factory=set)
@@ -132,7 +134,7 @@ class Saves:
         for earlier in waits_for:
             self._jobs[earlier].followers.append(job_id)
         refs_all = [ref for _, refs, _ in blocks for ref in refs]
-        self._jobs[job_id] = _Job(refs_all, keys, pinned, self._ranks, waits_for, time.monotonic())
+        self._jobs[job_id] = _Job(refs_all, keys, pinned, self._ranks, waits_for, time.monotonic(), tables)
         self._keys_in_flight.update(dict.fromkeys(keys, job_id))
         return SaveJob(job_id, tuple(blocks))
 
@@ -157,6 +159,12 @@ class Saves:
         job.seconds = max(job.seconds, outcome.seconds)
         if job.ranks_left <= 0 and not job.waits_for:
             self._take_out(job_id, self._complete)
+
+    def distrust(self, block_ids: Collection[int]) -> None:
+        """Some blocks could not be filled by whoever had promised it: nothing that was computed from them is saved."""
+        for job in self._jobs.values():
+            if any(block in block_ids for table in job.tables for block in table):
+                job.failed.update(job.refs)
 
     def watch(self) -> None:
         """Give up jobs that take too long: their slots go into quarantine, their pins are released.

@@ -124,12 +124,17 @@ class SchedulerHalf:
         self._announced = self._store.address()
         return StepPlan(self._store.address(), loads, tuple(saves), runs_model, self._settle, whole)
 
-    def update(self, report: RankReport | None, received: Collection[str]) -> None:
-        """Take what the workers finished: ``report`` of some or all ranks, ``received``: loads that all ranks ended."""
+    def update(self, report: RankReport | None, received: Collection[str], invalid: Collection[int] = ()) -> None:
+        """Take what the workers finished: ``report`` of some or all ranks, ``received``: loads that all ranks ended,
+        ``invalid``: ids of blocks that this or another connector could not fill."""
         run = self._guard.run
+        if invalid:
+            run("giving up saves", None, partial(self._saves.distrust, invalid))
         if report is not None:
             if report.problem:
                 self._store.turn_off(report.problem)
+            if report.shapes:
+                run("taking layouts", None, partial(self._store.add_shapes, report.shapes))
             for request_id, load in report.loads.items():
                 run("booking a load", None, partial(self._loads.reported, request_id, load))
             for job_id, save in report.saves.items():

@@ -58,6 +58,7 @@ class WorkerHalf:
         self._numa_node: int | None = None
         self._problem: str | None = "the KV caches of a worker were never registered."
         self._problem_reported = False
+        self._shape_told = False
         self._follower: Follower | None = None
         self._loads_started: StepPlan | None = None
         self._saves_started: StepPlan | None = None
@@ -89,6 +90,11 @@ class WorkerHalf:
         """What the scheduler has to know of this rank."""
         groups = tuple(GroupShape(layout.part_bytes, layout.digest) for layout in self._group_layouts.values())
         return WorkerShape(self._rank, self._host, groups, self._problem, self._numa_node)
+
+    def tell_shape(self) -> WorkerShape:
+        """``shape()``, for somebody who passes it on to the scheduler; otherwise the first report has it."""
+        self._shape_told = True
+        return self.shape()
 
     def unregister(self) -> None:
         """The caches go away (sleep). vLLM has drained all transfers; should some still run, they are waited for.
@@ -199,6 +205,8 @@ class WorkerHalf:
 
     def take_report(self) -> RankReport | None:
         """What ended since the last call, or ``None``."""
+        if not self._shape_told:
+            self._report.shapes[self._rank] = self.tell_shape()
         if self._problem and not self._problem_reported:
             self._report.problem, self._problem_reported = self._problem, True
         if not self._report:

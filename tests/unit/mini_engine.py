@@ -117,11 +117,13 @@ class MiniEngine:
         memory: Any = HostMemory,
         layers: int = 1,
         wiped_by_first_pass: bool = False,
+        wrapped: bool = False,
         **options: Any,
     ) -> None:
         """``native``: the engine's own types, with ``pool`` one of its pools; by default all of it is faked.
         ``memory``: where caches are, see ``HostMemory``. ``layers``: of each group; a model of several names each
-        before it reads its bytes."""
+        before it reads its bytes. ``wrapped``: nobody asks the workers for their shapes, as if other connectors had
+        answered first."""
         self._memory_type = memory
         self.geometry, self.ranks, self.blocks = geometry, ranks, blocks
         self.pool = pool or FakePool()
@@ -153,7 +155,8 @@ class MiniEngine:
         self.copiers: list[FakeCopier] = []
         self.memory: list[list[Any]] = []
         self.workers = [self._make_worker(rank) for rank in range(ranks)]
-        self.store.set_shapes({(0, rank): worker.shape() for rank, worker in enumerate(self.workers)})
+        if not wrapped:
+            self.store.set_shapes({(0, rank): worker.tell_shape() for rank, worker in enumerate(self.workers)})
         self.requests: dict[str, MiniRequest] = {}
         self.plans: list[StepPlan] = []
         self.received: dict[str, int] = {}

@@ -30,6 +30,8 @@ class Engines:
         self._llm = LLM(**arguments)
         core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
         if core is not None and core.scheduler.connector is not None:
+            if hasattr(core.scheduler.connector, "_connectors"):
+                self.generate([[3]], 1)  # layouts come with the first step
             self._wait_for_room(core.scheduler.connector)
 
     @staticmethod
