@@ -152,13 +152,6 @@ def _whole(least: int, most: int) -> Callable[[Any, str], int]:
     return parse
 
 
-def _switch(value: Any, name: str) -> bool:
-    known = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
-    if known is None or not isinstance(value, bool | str):
-        raise InvalidArgument(f"{name} must be true or false, not {value!r}.")
-    return known
-
-
 def _seconds(value: Any, name: str) -> float:
     try:
         seconds = float(value) if not isinstance(value, bool) else math.nan
@@ -216,9 +209,9 @@ _OPTIONS = {
     "cuda_ring_size": _Option("cuda_ring_bytes", _size_within(CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX)),
     "save_rate_max": _Option("save_bytes_per_second_max", _size_within(SAVE_RATE_BYTES_MIN)),
     "layerwise": _Option("layerwise", _one_of(LAYERWISE)),
-    "pd_tail_save": _Option("pd_tail_save", _switch),
-    "pd_tail_load": _Option("pd_tail_load", _switch),
-    "wait_for_full_prefix": _Option("wait_for_full_prefix", _switch),
+    "pd_tail_save": _Option("pd_tail_save", _parse_bool),
+    "pd_tail_load": _Option("pd_tail_load", _parse_bool),
+    "wait_for_full_prefix": _Option("wait_for_full_prefix", _parse_bool),
     "wait_for_full_prefix_seconds": _Option("wait_for_full_prefix_seconds", _seconds),
 }
 

@@ -1,8 +1,10 @@
 """Options: what is taken, what is refused, and what the refusal says."""
 
+from pathlib import Path
+
 import pytest
 
-from pegaflow.config import ConnectorConfig, parse_config, parse_size
+from pegaflow.config import _OPTIONS, ConnectorConfig, parse_config, parse_size
 from pegaflow.errors import InvalidArgument
 
 
@@ -164,8 +166,8 @@ def test_tails_without_a_seed_for_hashes_are_refused(option: str, seed: dict[str
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("pd_tail_save", "yes"),
-        ("pd_tail_load", 1),
+        ("pd_tail_save", "perhaps"),
+        ("pd_tail_load", 2),
         ("wait_for_full_prefix", None),
         ("wait_for_full_prefix_seconds", 0),
         ("wait_for_full_prefix_seconds", -1),
@@ -179,6 +181,18 @@ def test_tails_without_a_seed_for_hashes_are_refused(option: str, seed: dict[str
 def test_wrong_values_for_prefill_and_decode_are_refused(key: str, value: object) -> None:
     with pytest.raises(InvalidArgument, match=f"pegaflow.{key} must be"):
         parse_config({f"pegaflow.{key}": value}, SEEDED)
+
+
+def test_every_option_is_documented_with_its_default() -> None:
+    rows = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text().splitlines()
+    for name in _OPTIONS:
+        [row] = [row for row in rows if row.startswith(f"| `pegaflow.{name}` |")]
+        assert len(row.split("|")) == 5
+        default = getattr(ConnectorConfig(), _OPTIONS[name].field)
+        if isinstance(default, str):
+            assert default in row
+    for name in ("pd_tail_save", "pd_tail_load", "wait_for_full_prefix"):
+        assert any(row.startswith(f"| `pegaflow.{name}` | `false`") for row in rows)
 
 
 def test_load_timeout_has_a_floor() -> None:

@@ -56,14 +56,17 @@ class Engines:
             gc.collect()
             cleanup_dist_env_and_memory()
 
-    def generate(self, prompts: list[list[int]], max_tokens: int, **sampling: Any) -> list[dict[str, Any]]:
-        """Greedy continuations: ``[{tokens, cached}]``."""
+    def generate(
+        self, prompts: list[list[int]], max_tokens: int, salt: str | None = None, **sampling: Any
+    ) -> list[dict[str, Any]]:
+        """Greedy continuations: ``[{tokens, cached}]``. ``salt``: requests with others share no blocks."""
         from vllm import SamplingParams
 
         parameters = SamplingParams(
             temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **sampling
         )
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        salted = {} if salt is None else {"cache_salt": salt}
+        inputs = [{"prompt_token_ids": prompt, **salted} for prompt in prompts]
         outputs = self._llm.generate(inputs, parameters, use_tqdm=False)
         return [{"tokens": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens} for output in outputs]
 

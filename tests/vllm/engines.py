@@ -68,15 +68,10 @@ class EngineProcess:
             raise AssertionError(f"{answer['error']}\n{self.tail()}")
         return answer["answer"]
 
-    def start(self, model: Path, pool: dict[str, Any] | None = None, **arguments: Any) -> None:
+    def start(self, model: Path, pool: dict[str, Any] | None = None, role: str = "kv_both", **arguments: Any) -> None:
         """Start an engine for ``model``; ``pool``: the connector's options without prefix, ``None``: no connector."""
         if pool is not None:
-            transfer = {
-                "kv_connector": "PegaKVConnector",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {f"pegaflow.{name}": value for name, value in pool.items()},
-            }
+            transfer = {**connector(pool, role), "kv_load_failure_policy": "recompute"}
             arguments = {"kv_transfer_config": transfer, **arguments}
         self.ask("open", **{**DEFAULTS, "model": str(model), **arguments})
 
@@ -114,6 +109,12 @@ class EngineProcess:
         """kill -9 of the process and all that it started."""
         os.killpg(self.process.pid, 9)
         self.process.wait()
+
+
+def connector(pool: dict[str, Any], role: str = "kv_both") -> dict[str, Any]:
+    """vLLM's configuration of our connector with these options."""
+    options = {f"pegaflow.{name}": value for name, value in pool.items()}
+    return {"kv_connector": "PegaKVConnector", "kv_role": role, "kv_connector_extra_config": options}
 
 
 def prompt(seed: int, tokens: int) -> list[int]:

@@ -182,31 +182,6 @@ def test_save_only_engine_feeds_others(
         assert cached_of(engine.generate(PROMPTS[:1])) == [288]
 
 
-def test_multi_connector_takes_ours_by_name(
-    in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any]
-) -> None:
-    children = [
-        {"kv_connector": "NoopKVConnector", "kv_role": "kv_both"},
-        {
-            "kv_connector": "PegaKVConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {f"pegaflow.{name}": value for name, value in pool.items()},
-        },
-    ]
-    transfer = {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": children},
-    }
-    with in_process.engine(models["llama"], kv_transfer_config=transfer) as engine:
-        expected = engine.generate(PROMPTS[:2], 20)
-        assert engine.ask("reset")
-        warm = engine.generate(PROMPTS[:2], 20)
-        assert tokens_of(warm) == tokens_of(expected)
-        assert cached_of(warm) == [288, 320]
-        assert engine.ask("metrics")["vllm:pega_load_success"] == 2
-
-
 def test_noop_connector_changes_nothing(in_process: EngineProcess, models: dict[str, Path]) -> None:
     noop = {"kv_connector": "NoopKVConnector", "kv_role": "kv_both", "kv_connector_module_path": "pegaflow.connector"}
     with in_process.engine(models["llama"]) as plain:

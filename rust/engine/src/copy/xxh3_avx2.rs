@@ -145,7 +145,8 @@ impl CopyHasher {
         // SAFETY: the buffers are valid by contract, `room` has exactly `bytes` bytes and is ours alone.
         unsafe {
             std::ptr::copy_nonoverlapping(source, room.as_mut_ptr(), bytes);
-            std::ptr::copy_nonoverlapping(room.as_ptr(), target, bytes);
+            // Opaque, so that no second copy of the source is made of this: it may have changed.
+            std::ptr::copy_nonoverlapping(std::hint::black_box(room.as_ptr()), target, bytes);
         }
         self.pending_bytes += bytes;
     }
