@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use pegaflow_engine::ErrorKind;
 use pegaflow_engine::objects::{ObjectStore, ObjectStoreOptions};
 
 use super::blocks::POOL_NAME;
@@ -12,7 +13,13 @@ const HEAD_BYTES: usize = 24;
 /// A store in the pool of the run, which is there already.
 pub fn open_store(shm_dir: &Path) -> ObjectStore {
     let options = ObjectStoreOptions { shm_dir: shm_dir.to_owned(), evict: true, ..ObjectStoreOptions::default() };
-    ObjectStore::open(Some(POOL_NAME), &options).unwrap()
+    loop {
+        match ObjectStore::open(Some(POOL_NAME), &options) {
+            Ok(store) => return store,
+            // A sibling is stopped with the lock over namespaces.
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
+        }
+    }
 }
 
 pub fn name(number: u64) -> String {
