@@ -18,12 +18,16 @@ const LOOK_PAUSE: Duration = Duration::from_micros(100);
 
 /// Fork a child that does `work` and ends; it does not outlive its parent.
 pub fn fork_one(work: impl FnOnce()) -> Pid {
+    let parent = Pid::this();
     // SAFETY: this process has one thread, so the child may do whatever the parent may.
     match unsafe { fork() }.unwrap() {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
             nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).unwrap();
-            work();
+            // It may have died before that was said.
+            if Pid::parent() == parent {
+                work();
+            }
             std::process::exit(0);
         }
     }
