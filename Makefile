@@ -10,6 +10,7 @@ MODEL_DIR := build/models/gemma3-270m
 MODEL ?=
 ONLY ?=
 MINUTES ?= 5
+CASES ?= 10000
 SEED ?=
 # More arguments for pytest: make test ARGS="-k lease -x"
 ARGS ?=
@@ -35,7 +36,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash loom fuzz soak bench demo model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz soak bench demo model check lock wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +88,11 @@ soak:  ## Kill, stop and reset processes for MINUTES=5, from SEED= if given (res
 	@mkdir -p build
 	PEGAFLOW_SOAK_SECONDS=$$(($(MINUTES) * 60)) PEGAFLOW_SOAK_JSON=$(abspath build/soak.json) RUST_BACKTRACE=0 \
 	    $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) cargo test --release --locked --quiet --package pegaflow-engine --test soak -- --nocapture
+
+ssd-crash:  ## Crash and damage the SSD cache's files in CASES=10000 random ways each, from SEED= if given
+	PEGAFLOW_SSD_CASES=$(CASES) $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) RUST_BACKTRACE=0 \
+	    cargo test --release --locked --quiet --package pegaflow-engine --lib -- --nocapture \
+	    ssd::crash_tests ssd::damage_tests
 
 loom:  ## Run the lock-free parts in every interleaving: make loom, make loom MODELS=leases EXECUTIONS=1000 PREEMPTIONS=1
 	RUSTFLAGS="--cfg loom" CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \

@@ -19,6 +19,8 @@ UNSAFE_FILES = (
     "rust/engine/src/objects/bytes.rs",
     "rust/engine/src/objects/value.rs",
     "rust/engine/src/shm/*.rs",
+    "rust/engine/src/ssd/buffer.rs",
+    "rust/engine/src/ssd/uring.rs",
     "rust/engine/tests/common/*.rs",
     "rust/python/src/*.rs",
 )

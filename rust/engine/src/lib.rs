@@ -24,6 +24,8 @@ pub mod objects;
 pub mod shm;
 #[cfg(not(loom))]
 pub mod slot_space;
+#[cfg(not(loom))]
+pub mod ssd;
 mod sync;
 
 pub use config::{HugePages, OpenOptions};

@@ -120,3 +120,36 @@ const _: () = assert!(
 
 /// Bytes that one call to page-lock memory stays below: drivers refuse that many at once.
 pub const REGISTRATION_BYTES_MAX: usize = 512 << 30;
+
+/// Directories of one SSD cache.
+pub const SSD_DIRECTORIES_MAX: usize = 64;
+/// Blocks of an SSD cache file at most; no device needs more.
+pub const SSD_BLOCK_BYTES_MAX: usize = 64 << 10;
+/// Smallest and largest zone of an SSD cache file.
+pub const SSD_ZONE_BYTES_MIN: u64 = 16 << 10;
+/// See [`SSD_ZONE_BYTES_MIN`].
+pub const SSD_ZONE_BYTES_MAX: u64 = 4 << 30;
+/// Zones of an SSD cache file: fewest, and most.
+pub const SSD_ZONES_MIN: u32 = 4;
+/// See [`SSD_ZONES_MIN`].
+pub const SSD_ZONES_MAX: u32 = 1 << 20;
+/// Namespaces whose forgetting a superblock lists one by one.
+pub const SSD_EPOCHS_MAX: usize = 96;
+/// Operations on their way to one directory, each way.
+pub const SSD_DEPTH_MAX: u16 = 128;
+/// Threads of one SSD cache where there is no io_uring.
+pub const SSD_THREADS_MAX: u16 = 256;
+/// Bytes of one operation: fewest, and most.
+pub const SSD_CHUNK_BYTES_MIN: usize = 4096;
+/// See [`SSD_CHUNK_BYTES_MIN`].
+pub const SSD_CHUNK_BYTES_MAX: usize = 16 << 20;
+/// Reads of one directory that were started and have not ended.
+pub const SSD_READS_MAX: usize = 4096;
+/// Tries of an operation that moves nothing.
+pub const SSD_RETRIES_MAX: u32 = 16;
+/// Failed reads in a row that turn a directory off.
+pub const SSD_FAILED_READS_MAX: u32 = 8;
+/// An operation without an answer for so long turns its directory off.
+pub const SSD_HANG_MAX: Duration = Duration::from_secs(10);
+
+const _: () = assert!(SSD_DIRECTORIES_MAX * (2 * SSD_DEPTH_MAX as usize + 1) + 1 < u16::MAX as usize);

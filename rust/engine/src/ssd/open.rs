@@ -1,0 +1,284 @@
+//! Opening a store: files, superblocks, and the zones that recovery has to look at.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::buffer::Buffers;
+use super::counters::Counters;
+use super::file::{CacheFile, block_bytes_min};
+use super::geometry::Geometry;
+use super::index::IndexView;
+use super::io::{Direction, Io};
+use super::member::Member;
+use super::options::{Backend, StoreOptions};
+use super::queue::{Extent, Queue};
+use super::reader::ReadTarget;
+use super::store::{Purpose, Store};
+use super::superblock::{SUPERBLOCK_BYTES, Superblock};
+use super::threads::ThreadIo;
+use super::uring::UringIo;
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::{SSD_BLOCK_BYTES_MAX, SSD_THREADS_MAX};
+use crate::shm::file::io_error;
+use crate::shm::liveness::LockFile;
+
+/// Zones that one process may fill: two to the power of this.
+const SEQUENCE_BITS: u32 = 32;
+
+/// A file as [`Store::assemble`] needs it.
+pub(super) struct Opened {
+    pub(super) path: PathBuf,
+    pub(super) lock: Option<LockFile>,
+    /// The smallest block that the device takes.
+    pub(super) device_block: usize,
+}
+
+impl<T: ReadTarget> Store<T> {
+    /// Open or create the files, lock them, and read their superblocks. Then [`Self::recover`] finds the records.
+    /// Blocks.
+    pub fn open(options: StoreOptions) -> Result<Self> {
+        options.check()?;
+        let (mut opened, mut files) = (Vec::new(), Vec::new());
+        for directory in &options.directories {
+            let CacheFile { path, file, lock } = CacheFile::open(directory, &options.name, options.create)?;
+            let device_block = block_bytes_min(&file).map_err(|error| io_error("read", &path, &error))?;
+            opened.push(Opened { path, lock: Some(lock), device_block });
+            files.push(file);
+        }
+        let (io, buffers) = start_io(&options, files)?;
+        Self::assemble(options, io, buffers, opened)
+    }
+
+    /// A store over `io`, whose files are `opened`.
+    pub(super) fn assemble(
+        options: StoreOptions,
+        io: Box<dyn Io>,
+        buffers: Buffers,
+        opened: Vec<Opened>,
+    ) -> Result<Self> {
+        let device_block = opened.iter().map(|opened| opened.device_block).max().unwrap_or(SSD_BLOCK_BYTES_MAX);
+        let queue = Queue::new(io, buffers, device_block, options.hang_max);
+        let count = opened.len();
+        let mut store = Self {
+            options,
+            queue,
+            members: Vec::new(),
+            index: IndexView::default(),
+            unknown: VecDeque::new(),
+            newest: (0..count).map(|_| None).collect(),
+            reads: HashMap::new(),
+            reading: HashMap::new(),
+            waiting: (0..count).map(|_| VecDeque::new()).collect(),
+            pending: HashMap::new(),
+            pending_tags: HashSet::new(),
+            chunks: HashMap::new(),
+            counters: Counters::default(),
+            events: Vec::new(),
+            next: 0,
+            session: 0,
+            next_sequence: 0,
+            clock: 0,
+            turn: 0,
+        };
+        for (file, opened) in (0..).zip(opened) {
+            store.add_member(file, opened)?;
+        }
+        let blocks = store.members.iter().map(|member| member.geometry().block_bytes);
+        let block = blocks.max().unwrap_or(device_block);
+        store.queue.set_block(block);
+        store.agree();
+        if store.is_off() {
+            return Err(Error::new(ErrorKind::Device, "no directory of the SSD cache can be read: look at the disks"));
+        }
+        Ok(store)
+    }
+
+    fn add_member(&mut self, file: u32, opened: Opened) -> Result<()> {
+        let capacity = self.options.capacity_bytes.map(|bytes| bytes / self.options.directories.len() as u64);
+        let found = self.find_superblock(file, opened.device_block);
+        let Opened { path, lock, device_block } = opened;
+        let name = path.display().to_string();
+        let (superblock, dead) = match found {
+            Ok(Some(superblock)) if superblock.geometry.block_bytes < device_block => {
+                return Err(Error::refused(format!(
+                    "{name} has blocks of {} bytes and its disk now needs {device_block}: remove it",
+                    superblock.geometry.block_bytes
+                )));
+            }
+            Ok(Some(superblock)) => (superblock, None),
+            Ok(None) => (self.new_superblock(&name, capacity, device_block)?, None),
+            Err(error) => (self.new_superblock(&name, capacity.or(Some(1 << 30)), device_block)?, Some(error)),
+        };
+        let chunk_bytes = self.options.chunk_bytes;
+        if superblock.geometry.block_bytes > chunk_bytes {
+            let text = format!("{name} has larger blocks than one operation of {chunk_bytes} bytes: allow more");
+            return Err(Error::invalid(text));
+        }
+        let mut member = Member::new(file, path, lock, superblock);
+        if dead.is_some() {
+            member.zones.clear();
+        }
+        self.members.push(member);
+        let at = file as u16;
+        if let Some(error) = dead {
+            self.turn_off(at, true, &error);
+            return Ok(());
+        }
+        self.fit(at, capacity)?;
+        self.unknown.extend((0..self.members[usize::from(at)].zones.len() as u32).map(|zone| (at, zone)));
+        Ok(())
+    }
+
+    /// The valid copy of the superblock with the higher generation. An error means that the disk does not read.
+    fn find_superblock(&mut self, file: u32, device_block: usize) -> io::Result<Option<Superblock>> {
+        let (mut best, mut failed): (Option<Superblock>, _) = (None, None);
+        let places = std::iter::once(0).chain((12..=16).map(|bits| 1usize << bits));
+        for place in places {
+            let bytes = SUPERBLOCK_BYTES.max(device_block);
+            let Some(buffer) = self.queue.buffers().take() else { return Err(io::ErrorKind::OutOfMemory.into()) };
+            if bytes > buffer.len() {
+                self.queue.buffers().give(buffer);
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            let extent = Extent { file, offset: place as u64, bytes };
+            if place % device_block != 0 {
+                self.queue.buffers().give(buffer);
+                continue;
+            }
+            let (result, buffer) = self.queue.run(Purpose::Alone, Direction::Read, extent, buffer);
+            let found = buffer.and_then(|buffer| {
+                let found = result.is_ok().then(|| Superblock::decode(&buffer)).flatten();
+                self.queue.buffers().give(buffer);
+                found
+            });
+            match result {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(error),
+                Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => failed = Some(error),
+                _ => {}
+            }
+            // A copy elsewhere is part of a record that happens to look like one.
+            let found = found.filter(|found| place == 0 || place == found.geometry.superblock_bytes());
+            if found.as_ref().map(|found| found.generation) > best.as_ref().map(|best| best.generation) {
+                best = found;
+            }
+        }
+        match (best, failed) {
+            (None, Some(error)) => Err(error),
+            (best, _) => Ok(best),
+        }
+    }
+
+    fn new_superblock(&self, name: &str, capacity: Option<u64>, device_block: usize) -> Result<Superblock> {
+        let capacity = capacity.ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, format!("{name} has no valid superblock: nothing in it can be used"))
+        })?;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let geometry = Geometry::choose(capacity, device_block, self.options.block_bytes, self.options.zone_bytes)?;
+        Ok(Superblock {
+            geometry,
+            generation: 0,
+            cache_id: RandomState::new().hash_one(since.as_nanos()),
+            created_unix_s: since.as_secs(),
+            epochs: Default::default(),
+        })
+    }
+
+    /// Claim the file's space, and add or drop zones if its capacity has changed.
+    fn fit(&mut self, at: u16, capacity: Option<u64>) -> Result<()> {
+        let member = &mut self.members[usize::from(at)];
+        let (before, file) = (member.geometry(), member.file);
+        let geometry = capacity.map_or(Ok(before), |capacity| before.with_capacity(capacity))?;
+        let claim = |queue: &mut Queue<Purpose>, path: &std::path::Path| {
+            queue.resize(file, geometry.file_bytes()).map_err(|error| io_error("claim the space of", path, &error))
+        };
+        // A file never is shorter than its superblock says: what grows grows first, what shrinks shrinks last.
+        if geometry.zones >= before.zones {
+            claim(&mut self.queue, &member.path)?;
+        }
+        member.superblock.geometry = geometry;
+        member.zones.resize_with(geometry.zones as usize, Default::default);
+        if geometry.zones < before.zones {
+            self.write_superblock(at)?;
+            claim(&mut self.queue, &self.members[usize::from(at)].path)?;
+        }
+        Ok(())
+    }
+
+    /// Every directory gets the latest epochs of all, and a generation above all. The sequences of this process begin
+    /// there, so no crash can lead it to use one again.
+    fn agree(&mut self) {
+        let mut epochs = super::epochs::Epochs::default();
+        self.members.iter().for_each(|member| epochs.join(&member.superblock.epochs));
+        self.index.write().epochs = epochs;
+        let generation = self.members.iter().map(|member| member.superblock.generation).max().unwrap_or(0);
+        self.session = generation + 1;
+        self.next_sequence = self.session << SEQUENCE_BITS;
+        for at in 0..self.members.len() {
+            self.members[at].superblock.generation = generation;
+            if !self.members[at].zones.is_empty()
+                && let Err(error) = self.write_superblock(at as u16)
+            {
+                log::warn!("pegaflow: {error}");
+            }
+        }
+    }
+
+    /// Write both copies of a superblock with the epochs that hold, each synced before the next. Blocks.
+    pub(super) fn write_superblock(&mut self, at: u16) -> Result<()> {
+        let epochs = self.index.read().epochs.clone();
+        let member = &mut self.members[usize::from(at)];
+        let broken = |why: &dyn std::fmt::Display, path: &std::path::Path| {
+            let text = format!(
+                "cannot write the superblock of {} ({why}): remove the file, since it may bring back what was \
+                 forgotten",
+                path.display()
+            );
+            Error::new(ErrorKind::Device, text)
+        };
+        if member.zones.is_empty() {
+            return Err(broken(&"it could not be read at the start", &member.path));
+        }
+        member.superblock.epochs.join(&epochs);
+        member.superblock.generation += 1;
+        let (superblock, file) = (member.superblock.clone(), member.file);
+        let bytes = superblock.geometry.superblock_bytes();
+        for copy in 0..2u64 {
+            let path = &self.members[usize::from(at)].path;
+            let Some(mut buffer) = self.queue.buffers().take() else {
+                return Err(broken(&"no buffer is free", path));
+            };
+            buffer[..bytes].fill(0);
+            superblock.encode(&mut buffer[..SUPERBLOCK_BYTES]);
+            let extent = Extent { file, offset: copy * bytes as u64, bytes };
+            let (result, buffer) = self.queue.run(Purpose::Alone, Direction::Write, extent, buffer);
+            if let Some(buffer) = buffer {
+                self.queue.buffers().give(buffer);
+            }
+            if let Err(error) = result.and_then(|()| self.queue.sync(file)) {
+                self.turn_off(at, false, &error);
+                return Err(broken(&error, &self.members[usize::from(at)].path));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The back-end that the options ask for; threads if io_uring is not to be had.
+pub(super) fn start_io(options: &StoreOptions, files: Vec<std::fs::File>) -> Result<(Box<dyn Io>, Buffers)> {
+    let count = options.buffers() * files.len() as u16 + 1;
+    let buffers = Buffers::new(count, options.chunk_bytes);
+    if options.backend != Backend::Threads {
+        let copies = files.iter().map(|file| file.try_clone()).collect::<io::Result<Vec<_>>>();
+        let copies = copies
+            .map_err(|error| Error::new(ErrorKind::Device, format!("too many files are open ({error}): allow more")))?;
+        match UringIo::new(copies, count, &buffers) {
+            Ok(ring) => return Ok((Box::new(ring), buffers)),
+            Err(error) if options.backend == Backend::Uring => return Err(error),
+            Err(error) => log::warn!("pegaflow: {error}; the SSD is read and written by threads"),
+        }
+    }
+    Ok((Box::new(ThreadIo::new(files, count.min(SSD_THREADS_MAX))?), buffers))
+}

@@ -1,0 +1,205 @@
+//! The store: records written to and read from the files of several directories.
+//!
+//! One thread drives it: it starts reads and writes, which return at once, and polls for what has ended. Any thread
+//! looks records up through [`Store::view`]. Nothing blocks but what says so. A store that is dropped without
+//! [`Store::close`] is one whose process died: everything written is found again.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use super::counters::Counters;
+use super::index::IndexView;
+use super::member::{Filling, Member};
+use super::options::StoreOptions;
+use super::queue::{Ended, Queue};
+use super::reader::{ReadOutcome, ReadState, ReadTarget};
+use super::writer::Pending;
+use crate::error::{Error, Result};
+
+/// Names a read or write until its event.
+pub type Ticket = u64;
+
+/// What has ended.
+pub enum Event<T> {
+    /// A record was written, and lookups find it.
+    Written(Ticket),
+    /// A record that was queued is not there: a write failed.
+    Lost(Ticket),
+    /// A read has ended; the target comes back unless it was cancelled.
+    Read(Ticket, Option<T>, ReadOutcome),
+}
+
+/// What an operation of the queue is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Purpose {
+    /// Waited for where it was started.
+    Alone,
+    /// The first header or the trailer of a zone that is being recovered.
+    Probe { member: u16, zone: u32, trailer: bool },
+    /// Bytes of a record, from `position` on.
+    Piece { ticket: Ticket, position: usize },
+    /// Bytes of several records.
+    Chunk { number: u64 },
+    /// Summary of a zone.
+    Summary { member: u16, zone: u32 },
+}
+
+/// Bytes of records that are on their way.
+pub(super) struct ChunkSent {
+    pub(super) member: u16,
+    pub(super) zone: u32,
+    pub(super) records: Vec<Ticket>,
+}
+
+/// A cache on SSD. `T` takes what is read.
+pub struct Store<T: ReadTarget> {
+    pub(super) options: StoreOptions,
+    pub(super) queue: Queue<Purpose>,
+    pub(super) members: Vec<Member>,
+    pub(super) index: IndexView,
+    /// Zones that recovery has not seen: member, next zone.
+    pub(super) unknown: VecDeque<(u16, u32)>,
+    /// Of each member: the zone to go on filling.
+    pub(super) newest: Vec<Option<Filling>>,
+    pub(super) reads: HashMap<Ticket, ReadState<T>>,
+    pub(super) reading: HashMap<u64, Ticket>,
+    /// Reads of each member whose pieces are not all started.
+    pub(super) waiting: Vec<VecDeque<Ticket>>,
+    pub(super) pending: HashMap<Ticket, Pending>,
+    pub(super) pending_tags: HashSet<u64>,
+    pub(super) chunks: HashMap<u64, ChunkSent>,
+    pub(super) counters: Counters,
+    pub(super) events: Vec<Event<T>>,
+    /// Tickets and chunk numbers.
+    pub(super) next: u64,
+    /// The generation of the superblocks when this process had opened them: never that of another.
+    pub(super) session: u64,
+    /// Of the next zone that is filled; above all that any earlier process used.
+    pub(super) next_sequence: u64,
+    /// Raised whenever a zone is touched.
+    pub(super) clock: u64,
+    /// Member that takes the next zone's worth of records.
+    pub(super) turn: usize,
+}
+
+impl<T: ReadTarget> Store<T> {
+    /// For lookups from any thread.
+    pub fn view(&self) -> IndexView {
+        self.index.clone()
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Reads, writes and their operations that have not ended.
+    pub fn is_busy(&self) -> bool {
+        !self.reads.is_empty() || !self.chunks.is_empty() || self.queue.in_flight() > 0
+    }
+
+    /// Whether no directory takes reads any more.
+    pub fn is_off(&self) -> bool {
+        self.members.iter().all(|member| member.reads_off)
+    }
+
+    /// A child of the process that opened it shares its locks and its ring, and must use neither.
+    pub(super) fn is_forked(&self) -> bool {
+        self.members.iter().find_map(|member| member.lock.as_ref()).is_some_and(|lock| lock.forked())
+    }
+
+    /// What has ended since; waits up to `wait` for the first of it while anything is on its way.
+    pub fn poll(&mut self, wait: Duration) -> Vec<Event<T>> {
+        if self.is_forked() {
+            return Vec::new();
+        }
+        let wait = if self.events.is_empty() { wait } else { Duration::ZERO };
+        self.pump(wait);
+        std::mem::take(&mut self.events)
+    }
+
+    /// Take in what the queue has ended, and start what had to wait.
+    pub(super) fn pump(&mut self, wait: Duration) {
+        for ended in self.queue.poll(wait) {
+            self.settle(ended);
+        }
+        self.start_pieces();
+    }
+
+    pub(super) fn settle(&mut self, ended: Ended<Purpose>) {
+        match ended.purpose {
+            Purpose::Piece { ticket, position } => self.piece_ended(ticket, position, ended),
+            Purpose::Chunk { number } => self.chunk_ended(number, ended),
+            Purpose::Summary { member, zone } => self.summary_ended(member, zone, ended),
+            Purpose::Alone | Purpose::Probe { .. } => {
+                if let Some(buffer) = ended.buffer {
+                    self.queue.buffers().give(buffer);
+                }
+            }
+        }
+    }
+
+    /// The directory writes no more, and reads no more if `altogether`; said once.
+    pub(super) fn turn_off(&mut self, member: u16, altogether: bool, why: &std::io::Error) {
+        let member = &mut self.members[usize::from(member)];
+        if member.writes_off && (member.reads_off || !altogether) {
+            return;
+        }
+        member.writes_off = true;
+        member.reads_off |= altogether;
+        self.counters.turned_off += 1;
+        let what = if altogether { "is off" } else { "takes no more writes" };
+        log::warn!("pegaflow: the SSD cache {} {what}, serving goes on without it: {why}", member.path.display());
+    }
+
+    /// Forget all records of a namespace, for good: when this returns, no crash brings them back. Blocks on the disks.
+    pub fn forget(&mut self, fingerprint: &super::Fingerprint) -> Result<()> {
+        self.index.write().epochs.raise(fingerprint);
+        let mut failed = None;
+        for member in 0..self.members.len() {
+            if let Err(error) = self.write_superblock(member as u16) {
+                failed = Some(error);
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Write what was queued, summaries of the zones being filled included. Blocks until it is on disk, or failed.
+    pub fn close(mut self) -> Result<()> {
+        self.waiting.iter_mut().for_each(VecDeque::clear);
+        self.flush();
+        self.settle_writes();
+        for member in 0..self.members.len() as u16 {
+            self.seal_for_close(member);
+        }
+        self.settle_writes();
+        for member in &self.members {
+            if !member.writes_off
+                && let Err(error) = self.queue.sync(member.file)
+            {
+                let text = format!("cannot write the end of {}: {error}", member.path.display());
+                return Err(Error::new(crate::ErrorKind::Device, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Until no write is on its way; bounded, since an operation without an answer is given up.
+    fn settle_writes(&mut self) {
+        while !self.chunks.is_empty() || self.members.iter().flat_map(|member| &member.zones).any(|z| z.writes > 0) {
+            self.pump(Duration::from_millis(100));
+        }
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(super) fn touch(&mut self, member: u16, zone: u32) {
+        self.clock += 1;
+        if let Some(zone) = self.members[usize::from(member)].zones.get_mut(zone as usize) {
+            zone.touched = self.clock;
+        }
+    }
+}
