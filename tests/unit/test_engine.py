@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from pegaflow import PegaEngine
+from pegaflow import PegaEngine, _native
 from pegaflow.errors import InvalidArgument, PoolClosed, PoolFull, PoolRefused
 
 KIB = 1 << 10
@@ -206,10 +206,10 @@ def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_another_sort_of_file_in_place_of_the_pool_is_refused(tmp_path: Path) -> None:
-    (tmp_path / f"pegaflow-v1-{os.geteuid()}-mine").write_bytes(b"mine")
+    (tmp_path / f"pegaflow-v{_native.LAYOUT_VERSION}-{os.geteuid()}-mine").write_bytes(b"mine")
     with pytest.raises(PoolRefused):
         PegaEngine(name="mine", shm_dir=tmp_path)
-    assert (tmp_path / f"pegaflow-v1-{os.geteuid()}-mine").read_bytes() == b"mine"
+    assert (tmp_path / f"pegaflow-v{_native.LAYOUT_VERSION}-{os.geteuid()}-mine").read_bytes() == b"mine"
 
 
 def test_a_closed_engine_refuses_everything_but_closing() -> None:
@@ -244,7 +244,7 @@ def test_values_of_a_named_engine_stay_when_it_is_closed(tmp_path: Path) -> None
     with PegaEngine(name="stays", shm_dir=tmp_path, pool_size="8mib") as engine:
         engine.put("text", "text")
         engine.put("bytes", bytes(2 * MIB))
-        assert engine.path == str(tmp_path / f"pegaflow-v1-{os.geteuid()}-stays")
+        assert engine.path == str(tmp_path / f"pegaflow-v{_native.LAYOUT_VERSION}-{os.geteuid()}-stays")
     with PegaEngine(name="stays", shm_dir=tmp_path) as engine:
         assert engine.pool_bytes == 8 * MIB
         assert (engine.get("text"), engine.get("bytes")) == ("text", bytes(2 * MIB))

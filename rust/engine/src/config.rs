@@ -17,6 +17,9 @@ pub struct OpenOptions {
     pub create: bool,
     /// Shown by `pegaflow inspect` for this process.
     pub label: String,
+    /// Share of the pool against the weights of other instances, from 0.001 to 1,000,000; default 1. Opening the pool
+    /// again in the same process changes it.
+    pub weight: Option<f64>,
     /// Keep segments in huge pages that were reserved for good, if there are enough; `None`: in ordinary pages.
     pub huge_pages: Option<HugePages>,
     /// Nameless: the pool lives in anonymous memory of this process and leaves nothing behind.
@@ -47,6 +50,7 @@ impl Default for OpenOptions {
             slots_max: None,
             create: true,
             label: String::new(),
+            weight: None,
             huge_pages: None,
             private: false,
         }

@@ -36,3 +36,4 @@ pub use shm::namespace::{Namespace, NamespaceInfo};
 #[cfg(not(loom))]
 pub use shm::pool::Pool;
 pub use shm::process::Member;
+pub use shm::shares::Share;

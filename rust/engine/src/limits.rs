@@ -62,6 +62,14 @@ pub const EVICT_BATCH_MIN: usize = 64;
 pub const EVICT_BATCH_MAX: usize = 16_384;
 /// Scans for candidates within one call.
 pub const EVICT_SCANS_MAX: usize = 2;
+/// Blocks of instances within their share that one scan takes out of the way.
+pub const GUARDED_MAX: usize = 16_384;
+/// Extents that are tried in one search for one to take.
+pub const EXTENTS_TRIED_MAX: usize = 8;
+/// Thousandths of the largest weight of an instance.
+pub const WEIGHT_MILLI_MAX: u64 = 1_000_000_000;
+/// Thousandths of the weight of an instance that chose none.
+pub const WEIGHT_MILLI_DEFAULT: u64 = 1000;
 
 /// How long a slot that a device of a dead process may still write stays out of use.
 pub const QUARANTINE_GRACE: Duration = Duration::from_secs(5);

@@ -20,7 +20,8 @@ pub(crate) use {
     std::time::Instant,
 };
 
-/// A word of shared memory that is kept for later, or is for people only: in models it costs nothing.
+/// A word of shared memory on which no protocol rests (kept for later, for people, a number that somebody chose): in
+/// models it costs nothing.
 #[cfg(not(loom))]
 pub(crate) type SpareWord = AtomicU64;
 #[cfg(loom)]

@@ -62,7 +62,7 @@ fn a_superblock_that_was_only_encoded_anew_is_accepted() {
 fn another_layout_version_is_refused_by_name() {
     let (dir, control) = abandoned("version");
     rewrite_superblock(&control, |words| words[1] += 1);
-    assert!(refusal(&dir.0).contains("has layout version 2, this program has 1"));
+    assert!(refusal(&dir.0).contains("has layout version 3, this program has 2"));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use model_parts::{Model, Shape};
 
 #[test]
 fn a_pool_with_room_is_a_map() {
-    let shape = Shape { chains: 4, length: 10, held_max: 1, fits: true };
+    let shape = Shape { chains: 4, length: 10, held_max: 1, fits: true, spaces: 2 };
     let mut model = Model::new("room", seed("model with room"), shape);
     for _ in 0..30_000 {
         model.step();
@@ -27,8 +27,20 @@ fn a_pool_with_room_is_a_map() {
 
 #[test]
 fn a_pool_under_pressure_is_a_map_that_forgets_tails_before_heads() {
-    let shape = Shape { chains: 40, length: 20, held_max: 30, fits: false };
+    let shape = Shape { chains: 40, length: 20, held_max: 30, fits: false, spaces: 2 };
     let mut model = Model::new("pressure", seed("model under pressure"), shape);
+    for _ in 0..30_000 {
+        model.step();
+    }
+    assert!(model.evicted() > 1000, "{} evicted", model.evicted());
+    assert!(model.resets > 10 && model.published > 1000, "{} resets, {} published", model.resets, model.published);
+    model.finish();
+}
+
+#[test]
+fn members_that_keep_their_shares_forget_tails_before_heads() {
+    let shape = Shape { chains: 40, length: 20, held_max: 30, fits: false, spaces: 1 };
+    let mut model = Model::new("shares", seed("model with shares"), shape);
     for _ in 0..30_000 {
         model.step();
     }

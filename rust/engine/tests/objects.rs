@@ -268,6 +268,22 @@ fn a_cache_that_starves_in_the_same_pool_takes_no_value() {
 }
 
 #[test]
+fn a_store_that_evicts_leaves_a_cache_in_the_same_pool_its_share() {
+    let dir = ShmDir::new("object-busy");
+    let alias = dir.0.join("another-instance");
+    std::os::unix::fs::symlink(&dir.0, &alias).unwrap();
+    let cache = Pool::open("p", &OpenOptions { shm_dir: alias, ..dir.options(2 << 20, 128 << 10) }).unwrap();
+    let ns = common::namespace(&cache, &[4096]);
+    common::store(&cache, ns, 0..20);
+    let store = ObjectStore::open(Some("p"), &ObjectStoreOptions { evict: true, ..options(&dir, 2 * MIB) }).unwrap();
+    for count in 0..200 {
+        put(&store, &format!("key {count}"), &value(count, 50 * KIB)).unwrap();
+    }
+    assert_eq!(cache.lookup(ns, &common::keys(0..20), 0).unwrap(), 20);
+    assert!(get(&store, "key 199").is_some() && get(&store, "key 0").is_none());
+}
+
+#[test]
 fn a_damaged_value_is_an_error_and_can_be_removed() {
     let dir = ShmDir::new("object-damaged");
     let store = open(&dir, 2 * MIB);

@@ -71,7 +71,7 @@ impl Pool {
     #[staticmethod]
     #[pyo3(signature = (
         name, *, shm_dir="/dev/shm", pool_bytes=None, segment_bytes=None, slots_max=None, create=true, label="",
-        huge_pages=false, huge_pages_dir=None
+        huge_pages=false, huge_pages_dir=None, weight=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn open(
@@ -85,6 +85,7 @@ impl Pool {
         label: &str,
         huge_pages: bool,
         huge_pages_dir: Option<&str>,
+        weight: Option<f64>,
     ) -> Result<Self> {
         let options = OpenOptions {
             shm_dir: shm_dir.into(),
@@ -95,6 +96,7 @@ impl Pool {
             label: label.to_owned(),
             huge_pages: huge_pages
                 .then(|| HugePages { dir: huge_pages_dir.map(PathBuf::from), ..HugePages::default() }),
+            weight,
             ..OpenOptions::default()
         };
         let pool = py.engine(|| pegaflow_engine::Pool::open(name, &options))?;

@@ -7,10 +7,12 @@ use serde::Serialize;
 use super::view::View;
 use crate::error::Result;
 use crate::shm::extent::{Extent, ExtentState};
+use crate::shm::liveness::held_by_other;
 use crate::shm::names::LAYOUT_VERSION;
 use crate::shm::namespace::{NamespaceFacts, facts};
 use crate::shm::process::Member;
 use crate::shm::rows::{SlotHeader, load_label, load4};
+use crate::shm::shares::Shares;
 use crate::shm::state::{SlotState, State};
 use crate::sync::{Acquire, Relaxed, SeqCst};
 
@@ -71,6 +73,9 @@ struct ProcessReport {
     label: String,
     alive: bool,
     leader_row: Option<u32>,
+    weight_milli: u64,
+    share_bytes: u64,
+    used_bytes: u64,
     leases: u64,
     reserved: u64,
     started_unix_s: u64,
@@ -81,7 +86,7 @@ pub fn inspect(path: &Path) -> Result<String> {
     let view = View::open(path)?;
     let (extents, _) = view.extents();
     let mut namespaces = namespaces(&view);
-    let mut processes = processes(&view);
+    let mut processes = processes(&view, &extents);
     for extent in extents.iter().filter(|extent| extent.state == ExtentState::Ready) {
         for slot in extent.slots() {
             if let Some(header) = view.control.slot(slot) {
@@ -154,9 +159,11 @@ fn namespaces(view: &View) -> Vec<(NamespaceReport, NamespaceFacts)> {
         .collect()
 }
 
-fn processes(view: &View) -> Vec<ProcessReport> {
+fn processes(view: &View, extents: &[Extent]) -> Vec<ProcessReport> {
+    let shares = Shares::count(&view.control, extents, |row| held_by_other(&view.file, row));
     let report = |process: super::view::ProcessView| {
         let row = &view.control.processes()[process.member.row as usize];
+        let share = shares.of(process.member.row);
         ProcessReport {
             row: process.member.row,
             epoch: process.member.epoch,
@@ -164,6 +171,9 @@ fn processes(view: &View) -> Vec<ProcessReport> {
             label: load_label(&row.label),
             alive: process.alive,
             leader_row: Member::decode(row.leader.load(SeqCst)).map(|leader| leader.row),
+            weight_milli: share.weight_milli,
+            share_bytes: share.bytes,
+            used_bytes: share.used_bytes,
             leases: 0,
             reserved: 0,
             started_unix_s: row.started_unix_s.load(Relaxed),

@@ -15,6 +15,7 @@ use crate::shm::mapping::Mapping;
 use crate::shm::names::segment_file;
 use crate::shm::namespace::{NamespaceFacts, facts};
 use crate::shm::process::{ProcessState, load};
+use crate::shm::recency::{owner_of, tick_of};
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{SlotState, State, sealed_word};
 use crate::sync::{Acquire, Relaxed};
@@ -142,12 +143,17 @@ impl Blocks<'_> {
             let head = self.view.control.slot(parent.slot());
             if head.is_none_or(|head| head.state.load(Acquire) != sealed_word(parent.generation())) {
                 report.problem(format!("sealed slot {slot} has lost the block before it"));
-            } else if self.view.control.stamp(parent.slot()).load(Relaxed) <= stamp {
+            } else if tick_of(self.view.control.stamp(parent.slot()).load(Relaxed)) <= tick_of(stamp) {
                 report.problem(format!("sealed slot {slot} would outlive the block before it"));
             }
         }
         if stamp == 0 {
             report.problem(format!("sealed slot {slot} can never be evicted"));
+        }
+        if let Some(row) = owner_of(stamp)
+            && !self.rows_in_use.get(row as usize).copied().unwrap_or(false)
+        {
+            report.problem(format!("sealed slot {slot} is on the account of process row {row}, which nobody uses"));
         }
         self.count_members(state.block(slot), header);
         if checksums {

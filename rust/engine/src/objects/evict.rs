@@ -100,7 +100,10 @@ impl Inner {
     fn retire_older(&self, class: usize, oldest: u64) -> bool {
         let core = self.core();
         let keep = self.classes.namespace(class).id();
-        let others = core.all_extents().into_iter().filter(|e| e.state == ExtentState::Ready && e.namespace != keep);
+        let all = core.all_extents();
+        let shares = core.shares_in(&all);
+        let others = all.iter().filter(|e| e.state == ExtentState::Ready && e.namespace != keep);
+        let others = others.filter(|extent| core.may_go(extent, &shares)).cloned();
         let mut colder: Vec<(u64, Extent)> =
             others.filter_map(|extent| Some((self.newest(&extent, oldest)?, extent))).collect();
         colder.sort_unstable_by_key(|(newest, _)| *newest);

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::BlockRef;
+use crate::limits::WEIGHT_MILLI_DEFAULT;
 use crate::shm::control::Control;
 use crate::shm::evict::EvictQueue;
 use crate::shm::extent::{Extents, SegmentKey};
@@ -20,7 +21,7 @@ use crate::shm::namespace::Namespace;
 use crate::shm::process::{Member, load};
 use crate::shm::reserve::Pending;
 use crate::shm::stats::Stats;
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, LocalU64};
 
 /// What the background thread is asked to do.
 #[derive(Default)]
@@ -42,6 +43,8 @@ pub(crate) struct Core {
     pub(crate) control: Control,
     pub(crate) lock_file: LockFile,
     pub(crate) me: Member,
+    /// Thousandths of this instance's weight.
+    pub(crate) weight_milli: LocalU64,
     pub(crate) stats: Stats,
     pub(crate) pins: Pins,
     pub(crate) pending: Mutex<HashMap<BlockRef, Pending>>,
@@ -58,6 +61,8 @@ pub(crate) struct Core {
     pub(crate) nodes: Mutex<HashMap<u32, Vec<Option<u32>>>>,
     /// Segments for which that did not work.
     pub(crate) placing_failures: AtomicU64,
+    /// Until when no extent of another namespace is looked for, but for a namespace that has none.
+    pub(crate) moves_paused_until: Mutex<Option<Instant>>,
     pub(crate) reaping: Mutex<()>,
     pub(crate) slow_holders: SlowHolders,
     pub(crate) requests: Mutex<Requests>,
@@ -74,6 +79,7 @@ impl Core {
             control,
             lock_file,
             me,
+            weight_milli: LocalU64::new(WEIGHT_MILLI_DEFAULT),
             stats: Stats::default(),
             pins: Pins::new(slots_max),
             pending: Mutex::default(),
@@ -87,6 +93,7 @@ impl Core {
             growth_seen_since: Mutex::default(),
             nodes: Mutex::default(),
             placing_failures: AtomicU64::new(0),
+            moves_paused_until: Mutex::default(),
             reaping: Mutex::default(),
             slow_holders: SlowHolders::default(),
             requests: Mutex::default(),

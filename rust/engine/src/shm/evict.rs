@@ -1,8 +1,8 @@
 //! Eviction: oldest stamps first, which by the rule in `recency.rs` takes tails before their heads.
 //!
-//! Candidates are the oldest part of one scan over the stamps. Between scan and eviction a block may be touched,
-//! leased or get a child; each of these is noticed (see [`Core::evict_one`]), and then the block and the chain before
-//! it stay.
+//! Candidates are the oldest part of one scan over the stamps, as far as shares allow (`victims.rs`). Between scan and
+//! eviction a block may be touched, leased or get a child; each of these is noticed (see [`Core::evict_one`]), and then
+//! the block and the chain before it stay.
 
 use std::sync::PoisonError;
 
@@ -13,35 +13,71 @@ use crate::shm::extent::{Extent, ExtentState};
 use crate::shm::free::TakenSlot;
 use crate::shm::lease::is_leased;
 use crate::shm::namespace::{Identity, Namespace};
+use crate::shm::recency::tick_of;
 use crate::shm::rows::{SlotHeader, load4};
+use crate::shm::shares::Shares;
 use crate::shm::state::{NOBODY, SlotState, State, next_generation};
+use crate::shm::victims::{Evictor, Stamped, Victims, choose};
 use crate::sync::{AcqRel, Acquire, Relaxed, SeqCst};
+
+/// An extent that the evictor is taking out of use.
+pub(crate) struct Leaving {
+    pub(crate) extent: u32,
+    /// Make room in its namespace whatever the shares.
+    pub(crate) any: bool,
+}
 
 /// Candidates of one namespace, youngest first so that the oldest is popped.
 #[derive(Default)]
 pub(crate) struct EvictQueue {
-    candidates: Vec<(u64, u32)>,
+    /// `moves` of the namespace before the scan.
+    moves: u64,
+    candidates: Vec<Stamped>,
 }
 
 impl Core {
     /// Evict one block of the namespace and reserve its slot. `None` if nothing can go now.
     pub(crate) fn evict_into_reserved(&self, ns: Namespace) -> Option<TakenSlot> {
         let mut queues = self.evict_queues.lock().unwrap_or_else(PoisonError::into_inner);
-        let queue = queues.entry(ns.0).or_default();
+        self.evict_from(queues.entry(ns.0).or_default(), ns, None)
+    }
+
+    /// As [`Self::evict_into_reserved`], with a list of candidates of the caller's own, who may be taking an extent of
+    /// the namespace out of use.
+    pub(crate) fn evict_from(
+        &self,
+        queue: &mut EvictQueue,
+        ns: Namespace,
+        leaving: Option<&Leaving>,
+    ) -> Option<TakenSlot> {
+        let any = leaving.is_some_and(|leaving| leaving.any);
+        let moves = &self.control.namespaces()[ns.0 as usize].moves;
         let mut scans = 0;
         while self.is_member() {
+            // A block that has moved is on the list no more, but what is before it in its chain may be.
+            if queue.moves != moves.load(SeqCst) {
+                queue.candidates.clear();
+            }
             let Some((stamp, slot)) = queue.candidates.pop() else {
                 if scans == EVICT_SCANS_MAX {
                     return None;
                 }
                 scans += 1;
-                queue.candidates = self.scan_candidates(ns);
-                if queue.candidates.is_empty() {
-                    return None;
+                queue.moves = moves.load(SeqCst);
+                let evictor = Evictor { row: self.me.row, own: scans > 1, any };
+                let all = self.all_extents();
+                let shares = self.shares_in(&all);
+                queue.candidates = self.scan_candidates(ns, &shares, evictor);
+                if leaving.is_none() {
+                    self.ask_for_share(ns, &all, &shares);
                 }
                 continue;
             };
-            if !self.is_in_ready_extent(slot) {
+            // Refreshed since the scan, or no more what it was.
+            if self.control.stamp(slot).load(SeqCst) != stamp {
+                continue;
+            }
+            if self.is_left_alone(slot, leaving) {
                 self.keep_before_taken(slot);
                 continue;
             }
@@ -55,7 +91,7 @@ impl Core {
         None
     }
 
-    fn scan_candidates(&self, ns: Namespace) -> Vec<(u64, u32)> {
+    fn scan_candidates(&self, ns: Namespace, shares: &Shares, evictor: Evictor) -> Vec<Stamped> {
         let horizon = self.control.header().clock.load(SeqCst);
         self.raise_horizon(ns, horizon);
         crate::crash_point::pass("evict.listed");
@@ -66,25 +102,30 @@ impl Core {
         extents.retain(|extent| extent.namespace == ns.0 && may_hold(extent.state));
         let slots: usize = extents.iter().map(|extent| extent.slot_count as usize).sum();
         let wanted = (slots / 64).clamp(EVICT_BATCH_MIN, EVICT_BATCH_MAX);
-        let mut oldest: Vec<(u64, u32)> = Vec::with_capacity(slots.min(1 << 16));
-        for slot in extents.iter().flat_map(Extent::slots) {
+        let blocks = extents.iter().flat_map(Extent::slots).filter_map(|slot| {
             let stamp = self.control.stamp(slot).load(SeqCst);
-            if stamp != 0 && stamp <= horizon {
-                oldest.push((stamp, slot));
-            }
+            (stamp != 0 && tick_of(stamp) <= horizon).then_some((stamp, slot))
+        });
+        let slot_bytes = extents.iter().map(Extent::slot_bytes).max().unwrap_or(0);
+        let Victims { mut victims, guarded } = choose(blocks, slot_bytes, shares, evictor, wanted);
+        for (stamp, slot) in guarded {
+            self.guard(slot, stamp);
         }
-        if oldest.len() > wanted {
-            oldest.select_nth_unstable(wanted);
-            oldest.truncate(wanted);
-        }
-        oldest.sort_unstable_by(|one, other| other.cmp(one));
-        oldest
+        victims.reverse();
+        victims
     }
 
-    fn is_in_ready_extent(&self, slot: u32) -> bool {
-        let index = self.control.extent_of(slot);
-        let extent = index.and_then(|index| Extent::load(&self.control, index).ok().flatten());
-        extent.is_some_and(|extent| extent.state == ExtentState::Ready)
+    /// Take a block that has to stay out of the way of those that go.
+    fn guard(&self, slot: u32, stamp: u64) {
+        let Some(header) = self.control.slot(slot) else { return };
+        let word = header.state.load(Acquire);
+        if self.control.stamp(slot).load(SeqCst) != stamp {
+            return;
+        }
+        match SlotState::decode(word) {
+            Some(state) if state.state == State::Sealed => self.keep(state.block(slot)),
+            _ => self.keep_before(header, word),
+        }
     }
 
     /// This candidate's extent is being taken, and it may stay if that fails: then so does the chain before it.
@@ -151,6 +192,15 @@ impl Core {
         mine.then_some(freeing)
     }
 
+    /// Whether somebody else is taking the slot's extent out of use, and moves what is in it.
+    fn is_left_alone(&self, slot: u32, leaving: Option<&Leaving>) -> bool {
+        self.control.extent_of(slot).is_none_or(|index| {
+            let row = self.control.extents().get(index as usize);
+            let ready = row.is_some_and(|row| row.state.load(Acquire) as u8 == ExtentState::Ready as u8);
+            !ready && leaving.is_none_or(|leaving| leaving.extent != index)
+        })
+    }
+
     /// A sibling is trying to evict this candidate and may have to bring it back, or is about to publish it: the chain
     /// before it stays until that is decided.
     fn keep_before(&self, header: &SlotHeader, word: u64) {
@@ -167,7 +217,7 @@ impl Core {
     /// A candidate stays though it was not touched: then so does the chain before it.
     pub(crate) fn keep(&self, block: BlockRef) {
         if self.pin(block) {
-            self.refresh_chain_of(block);
+            self.guard_chain_of(block);
             if let Err(error) = self.unpin(block) {
                 log::error!("pegaflow: {error}");
             }

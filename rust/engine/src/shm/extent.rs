@@ -121,6 +121,11 @@ impl Extent {
         self.first_slot..self.first_slot + self.slot_count
     }
 
+    /// Bytes of one block.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.bytes / u64::from(self.slot_count.max(1))
+    }
+
     /// Ranges of header memory that it takes.
     pub(crate) fn ranges(&self) -> std::ops::Range<usize> {
         let first = u64::from(self.first_slot) / SLOTS_PER_RANGE;

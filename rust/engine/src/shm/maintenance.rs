@@ -75,8 +75,10 @@ impl Core {
             Some(Grown::InProgress) => self.watch_growth_of_others(),
             Some(Grown::AtCapacity) => {
                 let starving = self.extents(ns).is_empty();
-                if self.retire_empty(ns) > 0 || (starving && self.retire_coldest(ns)) {
+                if self.retire_empty(ns) > 0 || self.take_extent(ns, starving) {
                     self.grow_quietly(ns);
+                } else {
+                    self.pause_moves();
                 }
             }
             None => self.pause_growth(),

@@ -25,6 +25,7 @@ mod maintenance;
 pub(crate) mod mapping;
 #[cfg(loom)]
 mod models;
+mod moves;
 pub mod names;
 pub(crate) mod namespace;
 mod notice;
@@ -37,18 +38,21 @@ pub(crate) mod process;
 pub(crate) mod publish;
 mod reap;
 mod rebuild;
-mod recency;
+pub(crate) mod recency;
+mod relocate;
 pub(crate) mod reserve;
 mod retire;
 pub(crate) mod rows;
 #[cfg(not(loom))]
 pub(crate) mod segments_dir;
+pub(crate) mod shares;
 #[cfg(not(loom))]
 mod space;
 pub(crate) mod state;
 pub(crate) mod stats;
 #[cfg(not(loom))]
 pub(crate) mod superblock;
+mod victims;
 
 #[cfg(loom)]
 pub(crate) use models::locks as liveness;

@@ -7,7 +7,7 @@ use crate::limits::POOL_NAME_CHARS_MAX;
 
 /// Version of the layout of everything in shared memory. It is part of the directory's name, so pools of different
 /// layouts never meet.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// File that holds the index, the slot headers and the process table.
 pub(crate) const CONTROL: &str = "control";

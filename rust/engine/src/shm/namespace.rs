@@ -7,8 +7,9 @@ use crate::shm::control::Control;
 use crate::shm::core::Core;
 use crate::shm::extent::Extent;
 use crate::shm::geometry::slot_stride;
+use crate::shm::recency::stamp_word;
 use crate::shm::rows::{NamespaceRow, load_label, load4, store_label, store4};
-use crate::sync::{Acquire, Relaxed, Release, SeqCst, fence};
+use crate::sync::{Acquire, AtomicU64, Relaxed, Release, SeqCst, fence};
 
 /// Handle of a namespace of one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,13 +69,16 @@ impl Core {
                 crate::crash_point::pass("namespace.claimed");
                 store4(&row.fingerprint, words);
                 row.group.store(group, Relaxed);
+                let first = self.first_of(words).unwrap_or(id);
                 row.epoch.store(1, Relaxed);
+                row.epoch_row.store(first as u64, Relaxed);
                 row.parts.store(part_bytes.len() as u32, Relaxed);
                 row.part_bytes.iter().zip(part_bytes).for_each(|(word, bytes)| word.store(*bytes, Relaxed));
                 store_label(&row.label, label);
                 crate::crash_point::pass("namespace.filled");
                 row.state.store(READY, Release);
                 crate::crash_point::pass("namespace.ready");
+                self.claim_share();
                 return Ok(Namespace(id as u32));
             }
             if load4(&row.fingerprint) == words && row.group.load(Relaxed) == group {
@@ -85,6 +89,7 @@ impl Core {
                          not cover the layout"
                     )));
                 }
+                self.claim_share();
                 return Ok(Namespace(id as u32));
             }
         }
@@ -92,6 +97,12 @@ impl Core {
             ErrorKind::Full,
             format!("the pool has all {NAMESPACES_MAX} namespaces in use: use another pool_name or `pegaflow rm` it"),
         ))
+    }
+
+    /// Number of the first namespace of a fingerprint.
+    fn first_of(&self, fingerprint: [u64; 4]) -> Option<usize> {
+        let mut ready = self.control.namespaces().iter().take_while(|row| row.state.load(Acquire) == READY);
+        ready.position(|row| load4(&row.fingerprint) == fingerprint)
     }
 
     fn check_parts(&self, part_bytes: &[u64]) -> Result<()> {
@@ -128,7 +139,7 @@ impl Core {
     pub(crate) fn identity(&self, ns: Namespace) -> Result<Identity> {
         let row = self.namespace_row(ns)?;
         let mut fingerprint = load4(&row.fingerprint);
-        fingerprint[3] ^= row.epoch.load(SeqCst);
+        fingerprint[3] ^= epoch_of(&self.control, row).load(SeqCst);
         Ok(Identity { id: ns.0, fingerprint })
     }
 
@@ -138,19 +149,22 @@ impl Core {
         Ok(NamespaceInfo { id: ns.0, parts: part_bytes.len() as u32, part_bytes })
     }
 
-    /// Make every block of `ns` foreign, for all processes at once.
+    /// Make every block of `ns`, and of all other groups of its fingerprint, foreign: one store, for all processes.
     pub(crate) fn reset(&self, ns: Namespace) -> Result<u64> {
-        let epoch = self.namespace_row(ns)?.epoch.fetch_add(1, SeqCst).wrapping_add(1);
+        let row = self.namespace_row(ns)?;
+        let epoch = epoch_of(&self.control, row).fetch_add(1, SeqCst).wrapping_add(1);
         crate::crash_point::pass("reset.bumped");
-        // What is stale now is of no use to anybody: first in line for eviction.
-        let identity = self.identity(ns)?;
-        self.extents(ns).iter().flat_map(Extent::slots).for_each(|slot| self.age_if_stale(slot, &identity));
+        let fingerprint = load4(&row.fingerprint);
+        for (id, other) in self.control.namespaces().iter().enumerate() {
+            if other.state.load(Acquire) != READY || load4(&other.fingerprint) != fingerprint {
+                continue;
+            }
+            // What is stale now is of no use to anybody: first in line for eviction, and on nobody's account.
+            let group = Namespace(id as u32);
+            let identity = self.identity(group)?;
+            self.extents(group).iter().flat_map(Extent::slots).for_each(|slot| self.age_if_stale(slot, &identity));
+        }
         Ok(epoch)
-    }
-
-    /// Whether blocks of the namespace must not go to make room for others.
-    pub(crate) fn is_kept(&self, id: u32) -> bool {
-        self.control.namespaces().get(id as usize).is_some_and(|row| row.fingerprint[0].load(Relaxed) == KEPT)
     }
 
     fn age_if_stale(&self, slot: u32, identity: &Identity) {
@@ -162,7 +176,7 @@ impl Core {
         // If the slot was recycled meanwhile, either its state or its stamp is another: blocks of the new epoch keep
         // their order.
         if before != 0 && stale && header.state.load(Acquire) == word {
-            let _newer = stamp.compare_exchange(before, 1, SeqCst, Relaxed);
+            let _newer = stamp.compare_exchange(before, stamp_word(1, None), SeqCst, Relaxed);
             crate::crash_point::pass("reset.aged");
         }
     }
@@ -183,6 +197,17 @@ fn sizes(control: &Control, row: &NamespaceRow) -> Option<Vec<u64>> {
     (!part_bytes.is_empty() && part_bytes.iter().all(possible)).then_some(part_bytes)
 }
 
+/// Whether blocks of the namespace must not go to make room for others.
+pub(crate) fn is_kept(control: &Control, id: u32) -> bool {
+    control.namespaces().get(id as usize).is_some_and(|row| row.fingerprint[0].load(Relaxed) == KEPT)
+}
+
+/// The epoch that counts for `row`. A number that no writer writes leads to its own.
+fn epoch_of<'a>(control: &'a Control, row: &'a NamespaceRow) -> &'a AtomicU64 {
+    let first = usize::try_from(row.epoch_row.load(Relaxed)).ok().and_then(|id| control.namespaces().get(id));
+    first.map_or(&row.epoch, |first| &first.epoch)
+}
+
 /// A namespace as `pegaflow inspect` shows it.
 pub(crate) struct NamespaceFacts {
     pub(crate) fingerprint: [u64; 4],
@@ -198,7 +223,7 @@ pub(crate) fn facts(control: &Control, id: u32) -> Option<NamespaceFacts> {
     Some(NamespaceFacts {
         fingerprint: load4(&row.fingerprint),
         group: row.group.load(Relaxed),
-        epoch: row.epoch.load(SeqCst),
+        epoch: epoch_of(control, row).load(SeqCst),
         label: load_label(&row.label),
         part_bytes: sizes(control, row)?,
     })

@@ -14,6 +14,7 @@ use crate::shm::file::Place;
 use crate::shm::names::{check_pool_name, pool_dir, segment_file};
 use crate::shm::namespace::{Namespace, NamespaceInfo};
 use crate::shm::process::Member;
+use crate::shm::shares::{Share, weight_milli};
 use crate::shm::state::{SlotState, State};
 use crate::shm::{maintenance, open};
 use crate::slot_space::SlotSpace;
@@ -40,6 +41,7 @@ impl Pool {
     /// Attach to pool `name`, creating it if the options allow. Opening it again gives the same pool.
     pub fn open(name: &str, options: &OpenOptions) -> Result<Arc<Self>> {
         check_pool_name(name)?;
+        let weight = options.weight.map(weight_milli).transpose()?;
         if options.private {
             return Self::attach(name, options, PathBuf::new());
         }
@@ -49,6 +51,9 @@ impl Pool {
         if let Some(pool) = open.get(&path).and_then(Weak::upgrade)
             && pool.core.check_usable().is_ok()
         {
+            if let Some(weight) = weight {
+                pool.core.set_weight(weight);
+            }
             return Ok(pool);
         }
         let pool = Self::attach(name, options, path.clone())?;
@@ -59,6 +64,9 @@ impl Pool {
 
     fn attach(name: &str, options: &OpenOptions, path: PathBuf) -> Result<Arc<Self>> {
         let (core, created) = open::open(name, options)?;
+        if let Some(weight) = options.weight.map(weight_milli).transpose()? {
+            core.set_weight(weight);
+        }
         let core = Arc::new(core);
         let thread = Some(maintenance::start(&core)?);
         Ok(Arc::new(Self { core, shm_dir: options.shm_dir.clone(), path, created, thread }))
@@ -283,7 +291,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Invalidate every block of the namespace for all processes. Returns the new epoch.
+    /// What this instance may keep of the pool whatever others do, and what is on its account.
+    pub fn share(&self) -> Result<Share> {
+        self.core.check_usable()?;
+        Ok(self.core.shares().of(self.core.me.row))
+    }
+
+    /// Invalidate every block of the namespace, and of all groups of its fingerprint, for all processes. Returns the
+    /// new epoch.
     pub fn reset(&self, ns: Namespace) -> Result<u64> {
         self.core.check_usable()?;
         self.core.reset(ns)
@@ -308,6 +323,9 @@ impl Pool {
         let mut stats = self.core.stats.snapshot();
         stats.push(("bytes_used", self.core.bytes_used()));
         stats.push(("bytes_max", self.pool_bytes()));
+        let share = self.core.shares().of(self.core.me.row);
+        stats.push(("share_bytes", share.bytes));
+        stats.push(("share_used_bytes", share.used_bytes));
         stats
     }
 

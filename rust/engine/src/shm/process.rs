@@ -120,6 +120,7 @@ fn fill(row: &ProcessRow, index: u32, last_epoch: u64, label: &str, inherits: bo
         row.flags.store(0, SeqCst);
     }
     row.namespaces.store(0, SeqCst);
+    row.weight_milli.store(0, SeqCst);
     row.pid.store(u64::from(std::process::id()), SeqCst);
     row.started_unix_s.store(unix_seconds(), SeqCst);
     store_label(&row.label, label);

@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::key::BlockRef;
 use crate::shm::core::Core;
 use crate::shm::namespace::{Identity, Namespace};
+use crate::shm::recency::tick_of;
 use crate::shm::reserve::Pending;
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{NOBODY, SlotState, State, sealed_word};
@@ -131,7 +132,7 @@ impl Core {
         for _ in 0..STAMPS_MAX {
             let horizon = self.horizon(ns);
             if let Some(parent) = parent
-                && self.control.stamp(parent.slot()).load(SeqCst) <= horizon
+                && tick_of(self.control.stamp(parent.slot()).load(SeqCst)) <= horizon
             {
                 self.refresh_chain_of(parent);
             }

@@ -132,6 +132,7 @@ impl Core {
     /// `false` if the slot still belongs to the dead process since a lock could not be had.
     fn reap_slot(&self, slot: u32, row: u32, writers: Writers) -> bool {
         let Some(header) = self.control.slot(slot) else { return true };
+        self.disown(slot, row);
         let bit = 1u64 << (row % 64);
         // A living follower may still be reading what its leader leased.
         if writers != Writers::Living && header.leases[row as usize / 64].load(Relaxed) & bit != 0 {

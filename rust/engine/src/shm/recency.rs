@@ -3,10 +3,13 @@
 //! The rule that keeps prefixes whole: **a block's stamp is always lower than that of the block before it in its
 //! chain**. Touching a chain gives the head the highest stamp, and stores heads first; stamps only rise while a block
 //! is sealed; a new block starts just below its parent. So eviction in the order of stamps eats tails before heads.
+//!
+//! The low byte of a stamp says on whose account the block is: whoever used it last (see `shares.rs`).
 
 use crate::key::BlockRef;
+use crate::limits::PROCESSES_MAX;
 use crate::shm::core::Core;
-use crate::sync::SeqCst;
+use crate::sync::{Relaxed, SeqCst};
 
 /// Times that a chain is touched again because there is another block before it now.
 const TOUCHES_MAX: usize = 4;
@@ -20,16 +23,45 @@ struct Link {
     pinned_here: bool,
 }
 
+const OWNER_BITS: u32 = 8;
+
+/// A stamp: when a block was used last, and the row on whose account it is.
+pub(crate) fn stamp_word(tick: u64, owner: Option<u32>) -> u64 {
+    tick << OWNER_BITS | owner.map_or(0, |row| u64::from(row) + 1)
+}
+
+/// When a block was used last.
+pub(crate) fn tick_of(stamp: u64) -> u64 {
+    stamp >> OWNER_BITS
+}
+
+/// The row on whose account a block is; `None` for nobody's, and for rows that do not exist.
+pub(crate) fn owner_of(stamp: u64) -> Option<u32> {
+    (stamp as u8 as u32).checked_sub(1).filter(|row| (*row as usize) < PROCESSES_MAX)
+}
+
+/// On whose account blocks are after they were refreshed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Account {
+    /// This process has used them.
+    Mine,
+    /// They only had to get out of the way.
+    Unchanged,
+}
+
 impl Core {
     /// Give a chain (head first; all pinned by the caller) new stamps, and the blocks before it higher ones. The caller
     /// may not have found all of the chain: those between are touched with it.
     pub(crate) fn stamp_chain(&self, chain: &[BlockRef]) {
+        self.refresh(chain, Account::Mine);
+    }
+
+    fn refresh(&self, chain: &[BlockRef], account: Account) {
         for _ in 0..TOUCHES_MAX {
             let links = self.links_of(chain);
             let newest = self.tick(links.len() as u64);
             for (position, link) in links.iter().enumerate() {
-                let stamp = newest.saturating_sub(position as u64);
-                self.control.stamp(link.block.slot()).fetch_max(stamp, SeqCst);
+                self.raise_stamp(link.block.slot(), newest.saturating_sub(position as u64), account);
                 crate::crash_point::pass("touch.stamped");
             }
             // A rebuild of the index may have put another block before one of these.
@@ -47,7 +79,39 @@ impl Core {
 
     /// Refresh the chain that ends in `tail`, which is pinned by the caller.
     pub(crate) fn refresh_chain_of(&self, tail: BlockRef) {
-        self.stamp_chain(&[tail]);
+        self.refresh(&[tail], Account::Mine);
+    }
+
+    /// As [`Self::refresh_chain_of`], on the accounts of whoever used the blocks last.
+    pub(crate) fn guard_chain_of(&self, tail: BlockRef) {
+        self.refresh(&[tail], Account::Unchanged);
+    }
+
+    fn raise_stamp(&self, slot: u32, tick: u64, account: Account) {
+        let stamp = self.control.stamp(slot);
+        if account == Account::Mine {
+            stamp.fetch_max(stamp_word(tick, Some(self.me.row)), SeqCst);
+            return;
+        }
+        let mut before = stamp.load(SeqCst);
+        while tick_of(before) < tick {
+            match stamp.compare_exchange(before, stamp_word(tick, owner_of(before)), SeqCst, Relaxed) {
+                Ok(_) => return,
+                Err(now) => before = now,
+            }
+        }
+    }
+
+    /// Take a block off the account of a row whose process is gone.
+    pub(crate) fn disown(&self, slot: u32, row: u32) {
+        let stamp = self.control.stamp(slot);
+        let mut before = stamp.load(SeqCst);
+        while owner_of(before) == Some(row) {
+            match stamp.compare_exchange(before, stamp_word(tick_of(before), None), SeqCst, Relaxed) {
+                Ok(_) => return,
+                Err(now) => before = now,
+            }
+        }
     }
 
     /// Take `count` ticks of the shared clock; returns the last.
@@ -90,9 +154,10 @@ impl Core {
 
     /// Stamp of a new block: newest of all without a parent, else just below its parent.
     pub(crate) fn stamp_of_child(&self, parent: Option<BlockRef>) -> u64 {
-        match parent {
+        let tick = match parent {
             None => self.tick(1),
-            Some(parent) => self.control.stamp(parent.slot()).load(SeqCst).saturating_sub(1).max(1),
-        }
+            Some(parent) => tick_of(self.control.stamp(parent.slot()).load(SeqCst)).saturating_sub(1).max(1),
+        };
+        stamp_word(tick, Some(self.me.row))
     }
 }

@@ -1,7 +1,8 @@
 //! Taking an extent out of use, so that another namespace can have its segments.
 //!
 //! The retiring process reserves every slot of the extent; only when it owns them all can nobody else have a lease, a
-//! reservation or a transfer there. If one cannot be had, everything is put back.
+//! reservation or a transfer there. If one cannot be had, everything is put back. What is in it goes (values of
+//! `PegaEngine`), or moves to other slots of its namespace (`moves.rs`).
 
 use crate::key::BlockRef;
 use crate::shm::core::Core;
@@ -20,20 +21,6 @@ impl Core {
         others.filter(|extent| self.retire(extent, false)).count()
     }
 
-    /// Give back the extent of another namespace whose blocks were used longest ago, evicting them. `false` if every
-    /// extent has a leased or reserved block. Kept namespaces lose nothing.
-    pub(crate) fn retire_coldest(&self, keep: Namespace) -> bool {
-        let mut others: Vec<(u64, Extent)> = self
-            .all_extents()
-            .into_iter()
-            .filter(|extent| extent.state == ExtentState::Ready && extent.namespace != keep.0)
-            .filter(|extent| !self.is_kept(extent.namespace))
-            .map(|extent| (extent.slots().map(|s| self.control.stamp(s).load(Relaxed)).max().unwrap_or(0), extent))
-            .collect();
-        others.sort_unstable_by_key(|(newest, _)| *newest);
-        others.iter().any(|(_, extent)| self.retire(extent, true))
-    }
-
     /// Take `extent` out of use; with `evict`, its sealed blocks go first.
     pub(crate) fn retire(&self, extent: &Extent, evict: bool) -> bool {
         if !self.may_retire(extent, evict) || !self.claim_for_retiring(extent) {
@@ -50,26 +37,30 @@ impl Core {
             crate::crash_point::pass("retire.taken");
             taken.is_some()
         });
-        if !all {
+        self.end_retiring(extent, owned, all)
+    }
+
+    /// Remove an extent of which this process has all slots, or give back those that it has.
+    pub(crate) fn end_retiring(&self, extent: &Extent, owned: Vec<TakenSlot>, all: bool) -> bool {
+        if all {
+            let row = &self.control.extents()[extent.index as usize];
+            store_state(row, extent.generation, self.me.row, ExtentState::Dropping);
+            self.extents_changed();
+            crate::crash_point::pass("retire.dropping");
+            self.drop_extent(&Extent { state: ExtentState::Dropping, ..extent.clone() });
+            self.stats.extents_retired.add(1);
+        } else {
             for (slot, state) in owned {
                 self.give_back(slot, state);
             }
             self.reopen(extent);
-            self.drop_orphans();
-            return false;
         }
-        let row = &self.control.extents()[extent.index as usize];
-        store_state(row, extent.generation, self.me.row, ExtentState::Dropping);
-        self.extents_changed();
-        crate::crash_point::pass("retire.dropping");
-        self.drop_extent(&Extent { state: ExtentState::Dropping, ..extent.clone() });
-        self.stats.extents_retired.add(1);
         self.drop_orphans();
-        true
+        all
     }
 
     /// Whether it is worth the try: nothing is leased or on its way, so that no block is lost in vain.
-    fn may_retire(&self, extent: &Extent, evict: bool) -> bool {
+    pub(crate) fn may_retire(&self, extent: &Extent, evict: bool) -> bool {
         extent.slots().all(|slot| {
             self.control.slot(slot).is_some_and(|header| {
                 let state = SlotState::decode(header.state.load(Acquire)).map(|state| state.state);
@@ -83,7 +74,7 @@ impl Core {
         })
     }
 
-    fn claim_for_retiring(&self, extent: &Extent) -> bool {
+    pub(crate) fn claim_for_retiring(&self, extent: &Extent) -> bool {
         let Some(_structure) = self.lock(&self.control.header().structure_lock) else { return false };
         match Extent::load(&self.control, extent.index) {
             Ok(Some(now)) if now == *extent => {

@@ -58,7 +58,9 @@ pub(crate) struct ProcessRow {
     pub(crate) flags: AtomicU64,
     /// Bit *n* modulo 64: the process has opened namespace *n*.
     pub(crate) namespaces: SpareWord,
-    pub(crate) spare: [SpareWord; 2],
+    /// Thousandths of this instance's weight; 0: it uses no namespace (yet) and has no share.
+    pub(crate) weight_milli: SpareWord,
+    pub(crate) spare: [SpareWord; 1],
     /// For people only.
     pub(crate) label: LabelWords,
 }
@@ -68,7 +70,7 @@ pub(crate) struct ProcessRow {
 pub(crate) struct NamespaceRow {
     /// 0 free, 1 ready. Rows are filled under the structure lock and never reused.
     pub(crate) state: AtomicU64,
-    /// Raised by a reset; mixed into the fingerprint that slot headers carry.
+    /// Raised by a reset; mixed into the fingerprint that slot headers carry. Only that of the row `epoch_row` counts.
     pub(crate) epoch: AtomicU64,
     pub(crate) fingerprint: [AtomicU64; 4],
     pub(crate) group: AtomicU32,
@@ -77,7 +79,11 @@ pub(crate) struct NamespaceRow {
     pub(crate) frees: AtomicU64,
     /// Stamps up to here may be on somebody's list of eviction candidates.
     pub(crate) horizon: AtomicU64,
-    pub(crate) spare: [SpareWord; 7],
+    /// Number of the row whose epoch is this one's too: the first of the same fingerprint.
+    pub(crate) epoch_row: SpareWord,
+    /// Raised before a block of this namespace moves to another slot: older lists of candidates do not know it there.
+    pub(crate) moves: AtomicU64,
+    pub(crate) spare: [SpareWord; 5],
     pub(crate) label: LabelWords,
     pub(crate) part_bytes: [AtomicU64; PARTS_MAX],
 }

@@ -70,6 +70,8 @@ counters! {
     processes_reaped,
     /// Segments created by this process.
     segments_created,
+    /// Blocks moved to another slot, so that their extent could be taken back.
+    blocks_moved,
     /// Extents taken back from a namespace.
     extents_retired,
     /// Failed growths.

@@ -8,15 +8,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pegaflow_engine::checksum::part_checksum;
-use pegaflow_engine::{BlockRef, Key, Namespace, Pool};
+use pegaflow_engine::{BlockRef, Key, Namespace, OpenOptions, Pool};
 
 use crate::common::ShmDir;
-use crate::kill::blocks::{MAIN, PART_BYTES, content, key, namespace, open, store_all};
+use crate::kill::blocks::{MAIN, PART_BYTES, POOL_NAME, content, key, namespace, open, options, store_all};
 use crate::kill::random::Random;
 use crate::kill::settled::{assert_nothing_lost, assert_settled, stat};
 
 const MEMBERS: usize = 3;
-const SPACES: usize = 2;
 const GROUP: u64 = 4;
 const SHARED_LENGTH: u64 = 4;
 
@@ -65,6 +64,9 @@ pub struct Shape {
     pub held_max: usize,
     /// All this fits, so nothing of the present epoch is ever evicted.
     pub fits: bool,
+    /// Namespaces. With more than one, nobody has a share to speak of: background threads would move extents between
+    /// them in a time of their own.
+    pub spaces: usize,
 }
 
 pub struct Model {
@@ -74,6 +76,7 @@ pub struct Model {
     members: Vec<Member>,
     spaces: Vec<Space>,
     ids: Vec<Namespace>,
+    heavy: Option<Arc<Pool>>,
     /// Blocks that members evicted before they were opened anew.
     evicted_before: u64,
     pub published: u64,
@@ -93,16 +96,23 @@ impl Model {
             })
             .collect();
         let pool = members[0].pool.as_ref().unwrap();
-        let ids: Vec<Namespace> = (0..SPACES).map(|space| namespace(pool, MAIN + space as u8)).collect();
+        let ids: Vec<Namespace> = (0..shape.spaces).map(|space| namespace(pool, MAIN + space as u8)).collect();
         // Both have their extents before the steps begin, since growth takes a time of its own.
         ids.iter().for_each(|ns| {
             let fillers: Vec<Key> = (0..100).map(|number| key(9_000_000 + number)).collect();
             store_all(pool, *ns, &fillers, 1);
             pool.reset(*ns).unwrap();
         });
-        let spaces = (0..SPACES).map(|_| Space::default()).collect();
+        let heavy = (shape.spaces > 1).then(|| {
+            let alias = dir.0.join("heavy");
+            symlink(&dir.0, &alias).unwrap();
+            let heavy = Pool::open(POOL_NAME, &OpenOptions { weight: Some(1e6), ..options(&alias) }).unwrap();
+            namespace(&heavy, MAIN);
+            heavy
+        });
+        let spaces = (0..shape.spaces).map(|_| Space::default()).collect();
         let random = Random::new(seed);
-        Self { dir, random, shape, members, spaces, ids, evicted_before: 0, published: 0, resets: 0 }
+        Self { dir, random, shape, members, spaces, ids, heavy, evicted_before: 0, published: 0, resets: 0 }
     }
 
     fn pool(&self, member: usize) -> &Pool {
@@ -120,7 +130,7 @@ impl Model {
     }
 
     pub fn step(&mut self) {
-        let (member, space) = (self.below(MEMBERS), self.below(SPACES));
+        let (member, space) = (self.below(MEMBERS), self.below(self.shape.spaces));
         let length = 1 + self.random.below(self.shape.length);
         let keys = chain(self.random.below(self.shape.chains), length);
         match self.random.below(1000) {
@@ -307,6 +317,7 @@ impl Model {
             }
         }
         self.members.clear();
+        self.heavy = None;
         let pool = open(&self.dir.0);
         assert_nothing_lost(&pool, &self.ids);
     }

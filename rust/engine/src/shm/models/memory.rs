@@ -53,8 +53,8 @@ zeroed! {
         fixed, clock, last_used_unix_s, structure_lock, extents_version, quarantine_pending, rebuild_wanted, rebuilds,
         orphans_expected, segments_dir, spare
     }
-    ProcessRow { state, leader, pid, started_unix_s, flags, namespaces, spare, label }
-    NamespaceRow { state, epoch, fingerprint, group, parts, frees, horizon, spare, label, part_bytes }
+    ProcessRow { state, leader, pid, started_unix_s, flags, namespaces, weight_milli, spare, label }
+    NamespaceRow { state, epoch, fingerprint, group, parts, frees, horizon, epoch_row, moves, spare, label, part_bytes }
     ExtentRow { state, namespace, parts, first_slot, slots, bytes, spare, segments }
     Stripe { lock, version, spare }
     SlotHeader {

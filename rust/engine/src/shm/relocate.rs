@@ -1,0 +1,133 @@
+//! Moving a sealed block to another slot of its namespace, so that the extent it is in can go to another namespace.
+//!
+//! It is found all the time but for the few stores under the lock of its bucket, at which a reader looks again. Its
+//! children name it by its slot, so they are told where it is now before the extent goes.
+
+use std::collections::HashMap;
+
+use crate::key::{BlockRef, Key};
+use crate::shm::core::Core;
+use crate::shm::evict::name_of;
+use crate::shm::extent::Extent;
+use crate::shm::free::TakenSlot;
+use crate::shm::lease::is_leased;
+use crate::shm::namespace::{Identity, Namespace};
+use crate::shm::recency::tick_of;
+use crate::shm::rows::SlotHeader;
+use crate::shm::state::{SlotState, State, sealed_word};
+use crate::sync::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+
+/// Where moved blocks are now.
+pub(crate) type Moved = HashMap<BlockRef, BlockRef>;
+
+impl Core {
+    /// Move the block in `slot` to `target`, reserved by this process. Returns the old slot, reserved by this process.
+    /// `None` if somebody uses the block: then it stays, and so does `target`.
+    pub(crate) fn relocate(&self, slot: u32, target: TakenSlot, moved: &mut Moved) -> Option<TakenSlot> {
+        let header = self.control.slot(slot)?;
+        let sealed = SlotState::decode(header.state.load(Acquire)).filter(|state| state.state == State::Sealed)?;
+        let (identity, key) = name_of(header)?;
+        let block = sealed.block(slot);
+        if header.member_next.load(Acquire) != 0 || !self.pin(block) {
+            return None;
+        }
+        let copied = self.copy_to(block, header, target, &identity, &key);
+        if let Err(error) = self.unpin(block) {
+            log::error!("pegaflow: {error}");
+        }
+        let copy = copied?;
+        crate::crash_point::pass("retire.copied");
+        let freeing = self.switch(block, header, copy, &identity, &key)?;
+        moved.insert(block, copy);
+        self.stats.blocks_moved.add(1);
+        self.recycle(slot, freeing)
+    }
+
+    /// Copy the bytes and the header of a pinned block.
+    fn copy_to(
+        &self,
+        block: BlockRef,
+        header: &SlotHeader,
+        target: TakenSlot,
+        identity: &Identity,
+        key: &Key,
+    ) -> Option<BlockRef> {
+        let parts = self.namespace_info(Namespace(identity.id)).ok()?.parts;
+        let copy = self.name_slot(target, identity, key);
+        for part in 0..parts {
+            let (from, from_bytes) = self.address_of(block, part)?;
+            let (to, to_bytes) = self.address_of(copy, part)?;
+            // SAFETY: both ranges were checked against their mappings and lie in different slots; the one is pinned by
+            // this process, so its bytes stay, the other reserved by it, so nobody else touches it.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, from_bytes.min(to_bytes)) };
+        }
+        let own = self.control.slot_unchecked(copy.slot());
+        own.tag.store(header.tag.load(Relaxed), Relaxed);
+        own.checksum.store(header.checksum.load(Relaxed), Relaxed);
+        own.used_bytes.store(header.used_bytes.load(Relaxed), Relaxed);
+        own.parts_written.store(header.parts_written.load(Acquire), Release);
+        Some(copy)
+    }
+
+    /// Make the copy visible instead of the block, which is FREEING by this process then.
+    fn switch(
+        &self,
+        block: BlockRef,
+        header: &SlotHeader,
+        copy: BlockRef,
+        identity: &Identity,
+        key: &Key,
+    ) -> Option<SlotState> {
+        let bucket = self.lock_bucket(self.bucket_of(identity, key))?;
+        let word = sealed_word(block.generation());
+        let evicting = SlotState::new(block.generation(), self.me.row, State::Evicting);
+        header.state.compare_exchange(word, evicting.encode(), SeqCst, Relaxed).ok()?;
+        crate::crash_point::pass("retire.moving");
+        if is_leased(header) {
+            let _mine = header.state.compare_exchange(evicting.encode(), word, SeqCst, Relaxed);
+            return None;
+        }
+        // From here on nobody touches the block any more.
+        self.control.namespaces()[identity.id as usize].moves.fetch_add(1, SeqCst);
+        let own = self.control.slot_unchecked(copy.slot());
+        own.parent.store(header.parent.load(Acquire), Relaxed);
+        self.control.stamp(copy.slot()).store(self.control.stamp(block.slot()).load(SeqCst), SeqCst);
+        bucket.begin();
+        bucket.link(copy.slot());
+        crate::crash_point::pass("retire.linked");
+        let reserved = self.reserved_state(copy).encode();
+        let sealed = own.state.compare_exchange(reserved, sealed_word(copy.generation()), AcqRel, Relaxed).is_ok();
+        crate::crash_point::pass("retire.sealed");
+        bucket.unlink(if sealed { block.slot() } else { copy.slot() });
+        let freeing = evicting.to(State::Freeing);
+        let next = if sealed { freeing.encode() } else { word };
+        let mine = header.state.compare_exchange(evicting.encode(), next, SeqCst, Relaxed).is_ok();
+        bucket.finish();
+        (sealed && mine).then_some(freeing)
+    }
+
+    /// Tell the children of moved blocks where those are now. Nobody else ever has an old reference as a parent, so it
+    /// does not matter what became of a slot that has one.
+    pub(crate) fn rename_moved_parents(&self, extents: &[Extent], moved: &Moved) {
+        crate::crash_point::pass("retire.moved");
+        if moved.is_empty() {
+            return;
+        }
+        for slot in extents.iter().flat_map(Extent::slots) {
+            let Some(header) = self.control.slot(slot) else { continue };
+            let old = BlockRef(header.parent.load(Acquire));
+            let Some(new) = moved.get(&old) else { continue };
+            if header.parent.compare_exchange(old.0, new.0, SeqCst, Relaxed).is_err() {
+                continue;
+            }
+            // It may have been touched meanwhile, and its chain could not be followed.
+            let tick = |slot| tick_of(self.control.stamp(slot).load(SeqCst));
+            let state = SlotState::decode(header.state.load(Acquire)).filter(|state| state.state == State::Sealed);
+            if let Some(state) = state
+                && tick(slot) >= tick(new.slot())
+            {
+                self.keep(state.block(slot));
+            }
+        }
+    }
+}
