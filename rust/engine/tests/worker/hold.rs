@@ -1,6 +1,7 @@
 //! A process that holds something and waits to be killed or told to go on.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use pegaflow_engine::{Pool, crash_point};
@@ -38,6 +39,21 @@ pub fn lead(dir: &Path) {
     wait_for_parent();
 }
 
+/// Save, but publish only when the parent says so; then say how many blocks became visible.
+fn late_save(pool: &Arc<Pool>) {
+    let ns = namespace(pool, MAIN);
+    store_all(pool, ns, &keys(HELD..HELD + 1), 1);
+    let reserved = pool.reserve(ns, &keys(HELD + 100..HELD + 104), None, true).unwrap();
+    assert_eq!(reserved.len(), 4);
+    let copied = reserved.iter().all(|(at, block)| fill(pool, *block, &key(HELD + 100 + *at as u64), 2));
+    assert!(copied);
+    say("holding");
+    wait_for_parent();
+    let blocks: Vec<_> = reserved.iter().map(|(_, block)| *block).collect();
+    say(&pool.publish(&blocks).unwrap().to_string());
+    wait_for_parent();
+}
+
 pub fn run(dir: &Path, what: &str) {
     let pool = open(dir);
     match what {
@@ -67,6 +83,7 @@ pub fn run(dir: &Path, what: &str) {
             }
             pool.release(&leased).unwrap();
         }
+        "late-save" => late_save(&pool),
         "one-reservation" => {
             let ns = namespace(&pool, MAIN);
             let started = std::time::Instant::now();

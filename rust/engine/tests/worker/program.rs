@@ -5,6 +5,8 @@
 
 #[path = "../kill/blocks.rs"]
 mod blocks;
+#[path = "contained.rs"]
+mod contained;
 #[path = "create.rs"]
 mod create;
 #[path = "follower.rs"]
@@ -48,38 +50,46 @@ mod stopwatch;
 #[path = "../kill/values.rs"]
 mod values;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
-fn main() {
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let (role, dir) = (args[0].as_str(), PathBuf::from(&args[1]));
     let rest: Vec<&str> = args[2..].iter().map(String::as_str).collect();
+    run(role, &dir, &rest)
+}
+
+fn run(role: &str, dir: &Path, rest: &[&str]) -> ExitCode {
     match role {
-        "point" => points::run(&dir, rest[0], rest[1], seed_of_this_process()),
+        "contained" => return contained::run(dir, rest),
+        "contained-init" => return contained::init(dir, rest),
+        "point" => points::run(dir, rest[0], rest[1], seed_of_this_process()),
         "nursery" => nursery::run(),
-        "create" => create::race(&dir),
-        "open-close" => create::open_close(&dir, rest[0].parse().unwrap()),
-        "fork" => fork::run(&dir, rest[0]),
-        "full" => full::run(&dir, rest[0]),
-        "hammer" => hammer::run(&dir, &plan::Plan::hammer(), rest[0].parse().unwrap(), rest[1].as_ref()),
+        "create" => create::race(dir),
+        "open-close" => create::open_close(dir, rest[0].parse().unwrap()),
+        "fork" => fork::run(dir, rest[0]),
+        "full" => full::run(dir, rest[0]),
+        "hammer" => hammer::run(dir, &plan::Plan::hammer(), rest[0].parse().unwrap(), rest[1].as_ref()),
         "soak" | "keep" => {
-            die_loudly(&dir);
+            die_loudly(dir);
             let plan = plan::Plan::random(rest[2].parse().unwrap());
             let run = if role == "soak" { hammer::run } else { objects::run };
-            run(&dir, &plan, rest[0].parse().unwrap(), rest[1].as_ref());
+            run(dir, &plan, rest[0].parse().unwrap(), rest[1].as_ref());
         }
         "follow" => {
-            die_loudly(&dir);
+            die_loudly(dir);
             let leader = pegaflow_engine::Member { row: rest[0].parse().unwrap(), epoch: rest[1].parse().unwrap() };
-            follower::run(&dir, leader, &plan::Plan::random(rest[2].parse().unwrap()));
+            follower::run(dir, leader, &plan::Plan::random(rest[2].parse().unwrap()));
         }
-        "hostile" => hostile_inputs::run(&dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
-        "hold" => hold::run(&dir, rest[0]),
-        "lose-lock" => lost_lock::between(&dir),
-        "lose-lock-within" => lost_lock::within(&dir, rest[0]),
-        "lead" => hold::lead(&dir),
+        "hostile" => hostile_inputs::run(dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
+        "hold" => hold::run(dir, rest[0]),
+        "lose-lock" => lost_lock::between(dir),
+        "lose-lock-within" => lost_lock::within(dir, rest[0]),
+        "lead" => hold::lead(dir),
         other => panic!("no role {other}"),
     }
+    ExitCode::SUCCESS
 }
 
 /// A panic in any thread ends the process, and leaves a file `failed-PID` for those that are not its parent.
