@@ -41,6 +41,7 @@ class Pool:
         label: str = "",
         huge_pages: bool = False,
         huge_pages_dir: str | None = None,
+        weight: float | None = None,
     ) -> Pool:
         """Attach to pool ``name``, creating it if it does not exist and ``create`` is true.
 
@@ -50,8 +51,11 @@ class Pool:
         reserved huge pages if there are enough, with a line in the log if not) and ``huge_pages_dir`` (a directory on a
         hugetlbfs; default: the mount with the most free pages that this user may write). ``label`` is shown by
         ``pegaflow inspect``.
+        ``weight`` (0.001 to 1,000,000, default 1) is the process's share of the pool against the weights of others;
+        opening the pool again in the same process changes it.
 
-        Raises ``PoolNotFound``, ``PoolRefused``, ``ShmFull``, ``PoolBusy`` (process table full).
+        Raises ``InvalidArgument`` for another weight, ``PoolNotFound``, ``PoolRefused``, ``ShmFull``, ``PoolBusy``
+        (process table full).
         """
 
     name: str
@@ -169,8 +173,9 @@ class Namespace:
         A hint for those who wait for blocks: some may be counted that use another namespace only."""
 
     def reset(self) -> int:
-        """Invalidate every block of this namespace for all processes at once, with one store; reservations made
-        before can never be published. Returns the new epoch."""
+        """Invalidate every block of this namespace, and of the other groups of its fingerprint, for all processes at
+        once, with one store; reservations made before can never be published. Blocks that are leased keep their bytes
+        until they are released. Returns the new epoch."""
 
     def stats(self) -> dict[str, int]:
         """``slots``, ``slots_free``, ``blocks_sealed``, ``blocks_reserved`` (counted by a scan)."""

@@ -22,6 +22,8 @@ CUDA_CTAS_MAX = 1024
 CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX = 6 << 20, 6 << 30
 SAVE_RATE_BYTES_MIN = 10**6
 FULL_PREFIX_SECONDS_MAX = 600.0
+WEIGHT_MIN = 0.001
+WEIGHT_MAX = 1e6
 
 _POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
@@ -76,6 +78,8 @@ class ConnectorConfig:
     """Keep the blocks of a pool that this process creates in reserved huge pages, if there are enough."""
     hugepages_dir: str | None = None
     """A directory on a hugetlbfs; ``None``: any that this user may write."""
+    weight: float = 1.0
+    """This instance's share of the pool, against the weights of the others that use it."""
     transfer_backend: str = "auto"
     """How blocks get to and from a GPU (see ``_native.CudaCopier``); without a GPU it means nothing."""
     cuda_ctas: int = 32
@@ -190,6 +194,19 @@ def _parse_directory(value: Any, name: str) -> str:
     return value
 
 
+def _parse_weight(value: Any, name: str) -> float:
+    try:
+        weight = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        weight = math.nan
+    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
+        raise InvalidArgument(
+            f"{name} must be a positive number from {WEIGHT_MIN} to {WEIGHT_MAX:,.0f}, such as 2 for twice the share "
+            f"of an instance with 1, not {value!r}."
+        )
+    return weight
+
+
 @dataclass(frozen=True)
 class _Option:
     field: str
@@ -204,6 +221,7 @@ _OPTIONS = {
     "segment_size": _Option("segment_bytes", parse_size),
     "use_hugepages": _Option("use_hugepages", _parse_bool),
     "hugepages_dir": _Option("hugepages_dir", _parse_directory),
+    "weight": _Option("weight", _parse_weight),
     "transfer_backend": _Option("transfer_backend", _one_of(TRANSFER_BACKENDS)),
     "cuda_ctas": _Option("cuda_ctas", _whole(1, CUDA_CTAS_MAX)),
     "cuda_ring_size": _Option("cuda_ring_bytes", _size_within(CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX)),

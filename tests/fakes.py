@@ -42,6 +42,8 @@ class FakePool:
         self.others = 0
         """Other living processes that use the pool's namespaces."""
         self._namespaces: dict[tuple[bytes, int], FakeNamespace] = {}
+        self.epochs: dict[bytes, list[int]] = {}
+        """One for all groups of a fingerprint."""
         self._refs = itertools.count(1 << 32)
 
     def member(self) -> tuple[int, int]:
@@ -55,7 +57,8 @@ class FakePool:
     ) -> "FakeNamespace":
         if len(fingerprint) != 32 or not all(part_bytes):
             raise InvalidArgument("a fingerprint has 32 bytes and every part some")
-        known = self._namespaces.setdefault((fingerprint, group), FakeNamespace(self, group, list(part_bytes)))
+        fresh = FakeNamespace(self, group, list(part_bytes), self.epochs.setdefault(fingerprint, [1]))
+        known = self._namespaces.setdefault((fingerprint, group), fresh)
         if known.part_bytes != list(part_bytes):
             raise PoolRefused("the namespace exists with other sizes")
         return known
@@ -129,9 +132,14 @@ class FakePool:
 class FakeNamespace:
     """Blocks of one group."""
 
-    def __init__(self, pool: FakePool, group: int, part_bytes: list[int]) -> None:
-        self.pool, self.id, self.parts, self.part_bytes, self.epoch = pool, group, len(part_bytes), part_bytes, 1
+    def __init__(self, pool: FakePool, group: int, part_bytes: list[int], epochs: list[int]) -> None:
+        self.pool, self.id, self.parts, self.part_bytes, self._epochs = pool, group, len(part_bytes), part_bytes, epochs
         self.block_bytes = sum(part_bytes)
+
+    @property
+    def epoch(self) -> int:
+        """Number of resets and one."""
+        return self._epochs[0]
 
     def find(self, key: bytes) -> int | None:
         """Ref of a visible block."""
@@ -176,7 +184,7 @@ class FakeNamespace:
         return self.pool.others
 
     def reset(self) -> int:
-        self.epoch += 1
+        self._epochs[0] += 1
         return self.epoch
 
 

@@ -83,8 +83,8 @@ def _namespaces(report: InspectReport) -> Table:
 
 
 def _processes(report: InspectReport) -> Table:
-    numbers = ("row", "pid", "leases", "reserved")
-    columns = ("row", "pid", "label", "state", "copies for", "leases", "reserved", "up")
+    numbers = ("row", "pid", "share", "uses", "leases", "reserved")
+    columns = ("row", "pid", "label", "state", "copies for", "share", "uses", "leases", "reserved", "up")
     made = table(*columns, right=numbers, caption="\nProcesses")
     now = int(time.time())
     for one in report.processes:
@@ -94,6 +94,8 @@ def _processes(report: InspectReport) -> Table:
             cell(one.label),
             cell("alive", "green") if one.alive else cell("dead", "red"),
             cell("" if one.leader_row is None else f"row {one.leader_row}"),
+            cell(format_bytes(one.share_bytes) if one.weight_milli else ""),
+            cell(format_bytes(one.used_bytes)),
             cell(f"{one.leases:,}"),
             cell(f"{one.reserved:,}"),
             cell(format_seconds(now - one.started_unix_s)),

@@ -393,6 +393,7 @@ def _open_pool(config: ConnectorConfig, engine_id: str) -> "Pool":
         label=f"vllm {config.instance_id or engine_id}",
         huge_pages=config.use_hugepages,
         huge_pages_dir=config.hugepages_dir,
+        weight=config.weight,
     )
 
 

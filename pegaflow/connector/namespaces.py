@@ -142,16 +142,16 @@ class Store:
         return self._address
 
     def reset(self) -> bool:
-        """Invalidate all blocks of this model for every process, and share nothing from now on: caches are reset when
-        weights were replaced, and what they are now cannot be told. False if nothing was done, so try again.
+        """Invalidate all blocks of this model for every process, with one step, and share nothing from now on: caches
+        are reset when weights were replaced, and what they are now cannot be told. False if nothing was done, so try
+        again.
 
         Without namespaces yet, the blocks are invalidated as soon as it is known which they are.
         """
         if not self._lock.acquire(timeout=RESET_WAIT_SECONDS_MAX):
             return False
         try:
-            for namespace in (self._namespaces or {}).values():
-                namespace.reset()
+            _reset(self._namespaces or {})
             if self._private is None:
                 self._reset_pending = self._namespaces is None or not self._used
                 self._private, self._namespaces = uuid.uuid4().hex, None
@@ -239,8 +239,7 @@ class Store:
                 own += [size] if size else []
                 near += [shapes[rank].numa_node] if size else []
         if self._reset_pending:
-            for namespace in self._open(pool, fingerprint(factors_all), sizes).values():
-                namespace.reset()
+            _reset(self._open(pool, fingerprint(factors_all), sizes))
             self._reset_pending = False
         key = fingerprint(factors_all if self._private is None else {**factors_all, "private": self._private})
         namespaces = self._open(pool, key, sizes)
@@ -261,3 +260,9 @@ class Store:
 
     def _open(self, pool: "Pool", key: bytes, sizes: Mapping[int, list[int]]) -> "dict[int, Namespace]":
         return {group: pool.namespace(key, group, own, label=self._identity.label) for group, own in sizes.items()}
+
+
+def _reset(namespaces: "Mapping[int, Namespace]") -> None:
+    """All groups of one fingerprint have one epoch: raising it through any of them invalidates all."""
+    for namespace in list(namespaces.values())[:1]:
+        namespace.reset()

@@ -93,6 +93,13 @@ class ProcessReport:
     alive: bool
     leader_row: int | None
     """Row of the process whose reservations this one writes, if it joined one."""
+    weight_milli: int
+    """Thousandths of the instance's weight; 0: the process has no share, since it is dead, uses no blocks, or copies
+    for another."""
+    share_bytes: int
+    """What others do not take from it, of the slots that the pool has now."""
+    used_bytes: int
+    """Blocks that it used last."""
     leases: int
     reserved: int
     """Blocks that this process has reserved and neither published nor given up."""

@@ -20,9 +20,11 @@ def test_all_options_are_taken() -> None:
             "pegaflow.pool_size": "30gb",
             "pegaflow.shm_dir": "/dev/hugepages",
             "pegaflow.segment_size": "512mib",
+            "pegaflow.weight": 2.5,
         },
         {},
     )
+    assert config.weight == 2.5
     assert config.mode == "save_only"
     assert not config.reads
     assert config.pool_name == "team-7"
@@ -245,3 +247,15 @@ def test_huge_pages_are_wanted_or_not(value: object, expected: bool) -> None:
 def test_wrong_wishes_for_huge_pages_are_refused(key: str, value: object) -> None:
     with pytest.raises(InvalidArgument, match=f"pegaflow.{key} must be"):
         parse_config({f"pegaflow.{key}": value}, {})
+
+
+@pytest.mark.parametrize(("value", "weight"), [(1, 1.0), (0.25, 0.25), ("3", 3.0), (0.001, 0.001), (1_000_000, 1e6)])
+def test_weight_is_a_positive_number(value: object, weight: float) -> None:
+    assert parse_config({"pegaflow.weight": value}, {}).weight == weight
+    assert parse_config({}, {"PEGAFLOW_WEIGHT": str(value)}).weight == weight
+
+
+@pytest.mark.parametrize("value", [0, -1, 1e7, 0.0001, 10**400, "much", "", True, None, [1], float("nan")])
+def test_other_weights_are_refused_with_an_example(value: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"pegaflow\.weight must be a positive number"):
+        parse_config({"pegaflow.weight": value}, {})

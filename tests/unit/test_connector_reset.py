@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.unit.mini_engine import SINGLE, MiniEngine
+from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
 from tests.unit.test_connector_device import engine_on_device
 from tests.unit.test_connector_requests import PROMPT, warm
 
@@ -107,3 +107,56 @@ def test_preempted_request_saves_its_blocks_anew_after_a_reset() -> None:
     engine.run()
     assert request.hit_tokens == 0
     assert hit(engine) == len(PROMPT)
+
+
+def test_one_step_resets_all_groups_for_every_sibling() -> None:
+    engine = MiniEngine(HYBRID)
+    sibling = MiniEngine(HYBRID, engine.pool)
+    warm(engine)
+    assert hit(sibling) > 0
+    spaces = sibling.store.namespaces()
+    assert spaces is not None
+    assert len(spaces) > 1
+    assert engine.scheduler.reset()
+    assert {space.epoch for space in spaces.values()} == {2}, "once, not once per group"
+    assert hit(sibling) == 0
+
+
+def test_saves_of_a_sibling_that_were_in_flight_at_a_reset_never_appear() -> None:
+    engine = MiniEngine()
+    warm(engine, [99] * 8)
+    sibling = MiniEngine(SINGLE, engine.pool)
+    warm(sibling, [98] * 8)
+    sibling.copiers[0].held = True
+    sibling.add(PROMPT)
+    sibling.step()
+    sibling.step()
+    reserved = engine.pool.reserved()
+    assert reserved
+    assert engine.scheduler.reset()
+    sibling.copiers[0].held = False
+    sibling.run()
+    sibling.assert_nothing_held()
+    assert not any(ref in engine.pool.slots for ref in reserved)
+    assert hit(MiniEngine(SINGLE, engine.pool)) == 0
+
+
+def test_load_of_a_sibling_that_was_in_flight_at_a_reset_gets_the_old_bytes() -> None:
+    engine = MiniEngine()
+    warm(engine)
+    sibling = MiniEngine(SINGLE, engine.pool)
+    warm(sibling, [98] * 8)
+    sibling.copiers[0].held = True
+    request = sibling.add(PROMPT)
+    sibling.step()
+    assert request.hit_tokens == len(PROMPT)
+    leased = engine.pool.leased()
+    assert leased > 0
+    assert engine.scheduler.reset()
+    for other in range(5):
+        warm(engine, [90 + other] * 8)
+    assert engine.pool.leased() == leased
+    sibling.copiers[0].held = False
+    sibling.run()  # checks every byte against what the prompt's blocks must hold
+    sibling.assert_nothing_held()
+    assert request.hit_tokens == len(PROMPT)
