@@ -1,10 +1,12 @@
 """What ``doctor`` asks about memory: shared memory, its limits, huge pages, and who may delete it."""
 
 import os
+from collections.abc import Sequence
 
 from pegaflow.cli.finding import ERROR, INFO, OK, WARNING, Finding
 from pegaflow.cli.host import UNLIMITED, Host, Mount
-from pegaflow.cli.output import format_bytes
+from pegaflow.cli.output import format_bytes, printable
+from pegaflow.shm.report import PoolListing
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -50,25 +52,35 @@ def _more_shared_memory(total: int) -> str:
     return "Too little for a useful pool: 'pegaflow gc', or remount it with a larger size= option."
 
 
-def memory_limit(host: Host, shm_dir: str) -> Finding:
-    """The control group's memory limit, which pool pages count towards."""
+def memory_limit(host: Host, shm_dir: str, pools: Sequence[PoolListing] = ()) -> Finding:
+    """The control group's memory limit, against the largest pool: whoever touches a page of a pool first is charged."""
     name = "memory limit"
     limit = cgroup_memory_bytes(host)
     if limit is None:
         return Finding(name, OK, "none (control group)")
     value = f"{format_bytes(limit)} (control group)"
+    largest = max(pools, key=lambda pool: pool.pool_bytes or 0, default=None)
+    if largest is not None and largest.pool_bytes:
+        pool_bytes, which = largest.pool_bytes, f"pool {printable(largest.name)} may grow to"
+    else:
+        pool_bytes, which = _default_pool_bytes(host, shm_dir), "a pool may by default grow to"
+    if limit < 2 * pool_bytes:
+        advice = (
+            f"Pages of a pool count towards it, and {which} {format_bytes(pool_bytes)}: set pegaflow.pool_size (for "
+            "new pools) or the limit so that engine and pool fit together."
+        )
+        if limit < pool_bytes:
+            advice += " Now the pool alone can have this container killed for want of memory."
+        return Finding(name, WARNING, value, advice)
+    return Finding(name, OK, value)
+
+
+def _default_pool_bytes(host: Host, shm_dir: str) -> int:
     try:
         _total, free = host.space(os.path.abspath(shm_dir))
     except OSError:
-        free = 0
-    pool_bytes = min(POOL_BYTES_DEFAULT_MAX, free // 2)
-    if limit < 2 * pool_bytes:
-        advice = (
-            f"Pool pages count towards it, and a pool may grow to {format_bytes(pool_bytes)} by default: set "
-            "pegaflow.pool_size so that engine and pool fit together."
-        )
-        return Finding(name, WARNING, value, advice)
-    return Finding(name, OK, value)
+        return 0
+    return min(POOL_BYTES_DEFAULT_MAX, free // 2)
 
 
 def cgroup_memory_bytes(host: Host) -> int | None:

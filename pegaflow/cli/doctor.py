@@ -3,12 +3,14 @@
 import click
 from rich.table import Table
 
-from pegaflow.cli import checks_memory, checks_software, checks_system
+from pegaflow.cli import checks_container, checks_memory, checks_software, checks_system
 from pegaflow.cli.finding import ERROR, WARNING, Finding
 from pegaflow.cli.host import Host
 from pegaflow.cli.options import json_option, shm_dir_option
 from pegaflow.cli.output import cell, echo_json, format_count, show, state_cell, table
-from pegaflow.shm.pool import system_report
+from pegaflow.errors import PegaFlowError
+from pegaflow.shm.pool import list_pools, system_report
+from pegaflow.shm.report import PoolListing
 
 
 @click.command(short_help="Check this host and say what to do.")
@@ -41,13 +43,16 @@ def examine(host: Host, shm_dir: str) -> list[Finding]:
     """All findings, in the order in which they are shown."""
     system = system_report()
     version = checks_software.vllm_version()
+    pools = _pools(shm_dir)
     return [
         checks_software.python(),
         checks_software.package(),
         checks_software.vllm(version),
         checks_software.hash_seed(host, version),
         checks_memory.shared_memory(host, shm_dir),
-        checks_memory.memory_limit(host, shm_dir),
+        checks_memory.memory_limit(host, shm_dir, pools),
+        checks_container.room_to_grow(host, shm_dir, pools),
+        checks_container.namespaces(host),
         checks_memory.removal_at_logout(host, shm_dir),
         checks_memory.locked_memory(host, system.memlock_bytes),
         checks_memory.huge_pages(host),
@@ -57,6 +62,13 @@ def examine(host: Host, shm_dir: str) -> list[Finding]:
         checks_system.cuda(host),
         checks_system.rdma(host),
     ]
+
+
+def _pools(shm_dir: str) -> list[PoolListing]:
+    try:
+        return list_pools(shm_dir)
+    except PegaFlowError:  # what is wrong with the directory is a finding of its own
+        return []
 
 
 def _table(findings: list[Finding]) -> Table:

@@ -34,6 +34,13 @@ class Host:
         except OSError:
             return None
 
+    def link(self, path: str) -> str | None:
+        """What a symbolic link says; ``None`` if it cannot be read."""
+        try:
+            return os.readlink(self._at(path))
+        except OSError:
+            return None
+
     def number(self, path: str) -> int | None:
         """Contents of a file as a number; ``None`` if it cannot be read or is none."""
         text = self.text(path)

@@ -24,6 +24,8 @@ CHECKS = [
     "PYTHONHASHSEED",
     "shared memory",
     "memory limit",
+    "room to grow",
+    "namespaces",
     "removal at logout",
     "locked memory",
     "huge pages",

@@ -1,0 +1,64 @@
+"""What ``doctor`` asks about containers: whose namespaces these are, and whether pools have room to grow."""
+
+import os
+from collections.abc import Sequence
+
+from pegaflow.cli.finding import INFO, OK, WARNING, Finding
+from pegaflow.cli.host import Host
+from pegaflow.cli.output import format_bytes, printable
+from pegaflow.shm.report import PoolListing
+
+# Numbers of the namespaces that the kernel starts with; they are the same everywhere.
+HOST_NAMESPACES = {"pid": "pid:[4026531836]", "ipc": "ipc:[4026531839]", "user": "user:[4026531837]"}
+
+
+def namespaces(host: Host) -> Finding:
+    """Which namespaces are not the host's, and what that means for sharing a pool."""
+    name = "namespaces"
+    seen = {kind: host.link(f"/proc/self/ns/{kind}") for kind in HOST_NAMESPACES}
+    own = [kind for kind, link in seen.items() if link is not None and link != HOST_NAMESPACES[kind]]
+    if not own:
+        return Finding(name, OK, "pid, ipc, user: the host's")
+    value = f"own: {', '.join(own)}"
+    advice = (
+        "To share a pool, mount one directory into all containers (docker: --ipc=host, or -v). PID and IPC namespaces "
+        "do not matter: file locks tell who is alive."
+    )
+    if "user" in own:
+        here = host.user_id()
+        outside = _user_outside(host, here)
+        value += f"; user {here} here is {'nobody' if outside is None else outside} outside"
+        advice += " With user namespaces, all must run as one user both as seen from inside and from outside."
+    return Finding(name, INFO, value, advice)
+
+
+def _user_outside(host: Host, user: int) -> int | None:
+    for line in (host.text("/proc/self/uid_map") or "").splitlines():
+        words = line.split()
+        if len(words) == 3 and all(word.isdecimal() for word in words):
+            inside, outside, count = map(int, words)
+            if inside <= user < inside + count:
+                return outside + user - inside
+    return None
+
+
+def room_to_grow(host: Host, shm_dir: str, pools: Sequence[PoolListing]) -> Finding:
+    """Whether the file system has what its pools may still take."""
+    name = "room to grow"
+    sound = [pool for pool in pools if pool.state == "ok"]
+    if not sound:
+        return Finding(name, OK, "no pools yet")
+    wanted = sum(max(0, (pool.pool_bytes or 0) - (pool.bytes_used or 0)) for pool in sound)
+    try:
+        _total, free = host.space(os.path.abspath(shm_dir))
+    except OSError as error:
+        return Finding(name, WARNING, error.strerror or str(error), "Pools cannot grow there: mount it again.")
+    value = f"pools may take {format_bytes(wanted)} more, {format_bytes(free)} is free"
+    if wanted <= free:
+        return Finding(name, OK, value)
+    names = ", ".join(printable(pool.name) for pool in sound)
+    advice = (
+        f"They stay smaller and lose blocks earlier ({names}): enlarge the mount (docker: --shm-size), or remove a "
+        "pool and set pegaflow.pool_size."
+    )
+    return Finding(name, WARNING, value, advice)
