@@ -154,7 +154,8 @@ def test_load_of_a_sibling_that_was_in_flight_at_a_reset_gets_the_old_bytes() ->
     assert leased > 0
     assert engine.scheduler.reset()
     for other in range(5):
-        warm(engine, [90 + other] * 8)
+        engine.add([90 + other] * 8)
+    engine.run()
     assert engine.pool.leased() == leased
     sibling.copiers[0].held = False
     sibling.run()  # checks every byte against what the prompt's blocks must hold
