@@ -295,10 +295,15 @@ impl Model {
 
     /// No block is there whose parent is gone.
     fn check_heads(&self) {
+        let uncertain = || stat(&self.pool(0).stats(), "lookups_uncertain");
+        let before = uncertain();
         for (space, id) in self.spaces.iter().zip(&self.ids) {
             let keys: Vec<Key> = space.known.keys().copied().collect();
             let present = self.pool(0).contains(*id, &keys).unwrap();
             let there: HashMap<Key, bool> = keys.iter().copied().zip(present).collect();
+            if uncertain() != before {
+                return; // a background thread rebuilds the index, and this one waited no longer
+            }
             for (key, (_, parent)) in &space.known {
                 let whole = parent.is_none_or(|parent| there[&parent]);
                 assert!(!there[key] || whole, "a block is there whose parent is gone");
