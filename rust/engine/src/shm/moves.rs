@@ -88,7 +88,8 @@ impl Core {
     pub(crate) fn take_extent(&self, ns: Namespace, starving: bool) -> bool {
         let all = self.all_extents();
         let shares = self.shares_in(&all);
-        if !starving && !self.is_entitled(ns, &all, &shares) {
+        let has_room = || self.count_free_hints(&self.extents(ns)) > 0;
+        if !starving && (has_room() || !self.is_entitled(ns, &all, &shares)) {
             return false;
         }
         let stamp = |slot| self.control.stamp(slot).load(SeqCst);

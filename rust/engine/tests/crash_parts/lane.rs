@@ -41,9 +41,11 @@ pub struct Lane {
     pub tally: Tally,
 }
 
-/// Points at which a pool is made or removed: each time in a directory of its own.
-pub fn is_of_the_files(point: &str) -> bool {
-    point.starts_with("create.") || point.starts_with("remove.")
+/// Points at which a pool is made or removed, or for which it has to be almost full of blocks of one namespace: each
+/// time in a directory of its own.
+pub fn has_its_own_pool(point: &str) -> bool {
+    let moves = ["retire.copied", "retire.moving", "retire.linked", "retire.sealed"];
+    point.starts_with("create.") || point.starts_with("remove.") || moves.contains(&point)
 }
 
 /// Of two creators only one gives the pool its name.
@@ -109,7 +111,7 @@ impl Lane {
             points.swap(last, self.random.below(last as u64 + 1) as usize);
         }
         for point in points {
-            if is_of_the_files(point) {
+            if has_its_own_pool(point) {
                 self.alone_with_files(point);
             } else {
                 self.alone(&mut home, point);
@@ -143,7 +145,7 @@ impl Lane {
         let mut home = self.home();
         for (index, second) in crash_point::names().iter().enumerate().filter(|(_, name)| is_possible(first, name)) {
             let meeting = [Meeting::After, Meeting::During, Meeting::BesideStopped][(index + round) % 3];
-            if is_of_the_files(first) || is_of_the_files(second) {
+            if has_its_own_pool(first) || has_its_own_pool(second) {
                 self.pair_with_files(first, second);
             } else {
                 self.pair(&mut home, first, second, meeting);

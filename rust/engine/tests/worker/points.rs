@@ -76,6 +76,7 @@ impl Try {
                 self.arm();
                 self.new_namespace(pool);
             }
+            "retire" if matches!(step, "copied" | "moving" | "linked" | "sealed") => self.move_blocks(pool),
             "grow" | "drop" | "retire" => self.starve(pool),
             "reserve" if matches!(step, "unhinted" | "claimed") => self.take_a_free_slot(pool),
             "reserve" if step == "recycled" => self.evict(pool, false),
@@ -166,6 +167,22 @@ impl Try {
             let ns = spaces[(self.seed + turn as u64) as usize % spaces.len()];
             self.store(pool, ns, &[*key], Duration::from_millis(300));
         }
+    }
+
+    /// A namespace has everything, in each extent blocks of two chains; one chain is touched. When another namespace gets
+    /// an extent, blocks of the one chain go, and those of the other move.
+    fn move_blocks(&self, pool: &Pool) {
+        let (full, keys) = (self.space(pool, MAIN + 20), self.keys(220));
+        let (cold, warm) = keys.split_at(110);
+        while check_chain(pool, full, cold) + check_chain(pool, full, warm) < keys.len() && !self.is_late() {
+            for length in (10..=110).step_by(10) {
+                store_chain(pool, full, &cold[..length], self.seed);
+                store_chain(pool, full, &warm[..length], self.seed);
+            }
+        }
+        let starving = self.space(pool, MAIN + 21);
+        self.arm();
+        self.store(pool, starving, &keys[..1], Duration::from_millis(300));
     }
 
     fn take_a_free_slot(&self, pool: &Pool) {
