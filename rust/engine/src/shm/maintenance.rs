@@ -77,8 +77,6 @@ impl Core {
                 let starving = self.extents(ns).is_empty();
                 if self.retire_empty(ns) > 0 || self.take_extent(ns, starving) {
                     self.grow_quietly(ns);
-                } else {
-                    self.pause_moves();
                 }
             }
             None => self.pause_growth(),

@@ -76,7 +76,7 @@ impl Core {
     }
 
     /// There was nothing to take: do not look again for a while.
-    pub(crate) fn pause_moves(&self) {
+    fn pause_moves(&self) {
         *self.moves_paused_until.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
             Some(Instant::now() + GROW_RETRY_PAUSE);
     }
@@ -111,7 +111,11 @@ impl Core {
         }
         offers.sort_unstable_by_key(|(against_shares, newest, _)| (*against_shares, *newest));
         let usable = offers.iter().filter(|(_, _, extent)| self.may_retire(extent, true));
-        usable.take(EXTENTS_TRIED_MAX).any(|(any, _, extent)| self.evacuate(extent, *any))
+        let taken = usable.take(EXTENTS_TRIED_MAX).any(|(any, _, extent)| self.evacuate(extent, *any));
+        if !taken && !starving {
+            self.pause_moves();
+        }
+        taken
     }
 
     /// Namespaces that may give, with what is in them.

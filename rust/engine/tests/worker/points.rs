@@ -182,7 +182,7 @@ impl Try {
         }
         let starving = self.space(pool, MAIN + 21);
         self.arm();
-        self.store(pool, starving, &keys[..1], Duration::from_millis(300));
+        self.store(pool, starving, &keys[..1], TRY_MAX);
     }
 
     fn take_a_free_slot(&self, pool: &Pool) {
