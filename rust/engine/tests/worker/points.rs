@@ -169,8 +169,8 @@ impl Try {
         }
     }
 
-    /// A namespace has everything, in each extent blocks of two chains; one chain is touched. When another namespace gets
-    /// an extent, blocks of the one chain go, and those of the other move.
+    /// A namespace has everything, in each extent blocks of two chains; one chain is touched last. When another
+    /// namespace gets an extent, blocks of the one chain go, and those of the other move.
     fn move_blocks(&self, pool: &Pool) {
         let (full, keys) = (self.space(pool, MAIN + 20), self.keys(220));
         let (cold, warm) = keys.split_at(110);
