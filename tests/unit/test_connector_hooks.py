@@ -56,9 +56,13 @@ def test_package_has_no_other_names() -> None:
         _ = pegaflow.connector.PdConnector
 
 
-def test_wrong_options_are_refused_before_a_model_is_loaded() -> None:
+def test_wrong_options_are_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     transfer = SimpleNamespace(kv_connector_extra_config={"pegaflow.pool_sise": "1gb"})
     with pytest.raises(InvalidArgument, match="pool_size"):
+        PegaKVConnector.get_required_kvcache_layout(SimpleNamespace(kv_transfer_config=transfer))
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    transfer.kv_connector_extra_config = {"pegaflow.pd_tail_load": True}
+    with pytest.raises(ValueError, match="set PYTHONHASHSEED"):
         PegaKVConnector.get_required_kvcache_layout(SimpleNamespace(kv_transfer_config=transfer))
     transfer.kv_connector_extra_config = {}
     assert PegaKVConnector.get_required_kvcache_layout(SimpleNamespace(kv_transfer_config=transfer)) is None

@@ -71,14 +71,6 @@ def test_decode_instance_computes_no_more_than_the_last_token_of_a_prompt(
     assert not metrics.get("vllm:pega_hook_errors")
 
 
-def test_tails_without_a_seed_stop_the_start_and_say_what_to_do(
-    start_process: Callable[..., EngineProcess], models: dict[str, Path], pool: dict[str, Any]
-) -> None:
-    process = start_process(PYTHONHASHSEED="")
-    with pytest.raises(AssertionError, match=r"InvalidArgument: .*set PYTHONHASHSEED"):
-        process.start(models["llama"], {**pool, "pd_tail_save": True})
-
-
 @pytest.mark.timeout(900)
 def test_other_connector_in_either_order_changes_no_output_and_both_are_filled(
     in_process: EngineProcess,
