@@ -228,8 +228,15 @@ impl Core {
     pub(crate) fn recycle(&self, slot: u32, freeing: SlotState) -> Option<TakenSlot> {
         let header = self.control.slot_unchecked(slot);
         if header.member_next.load(Acquire) != 0 {
+            // As long as the slot is this process's its extent stays; once it is free, all of it may change hands.
+            let extent = Extent::load(&self.control, self.control.extent_of(slot)?).ok().flatten()?;
             self.give_back(slot, freeing);
-            return self.reserve_slot(slot).inspect(|_| self.unhint_free(slot));
+            let (slot, state) = self.reserve_slot(slot).inspect(|_| self.unhint_free(slot))?;
+            if extent.state == ExtentState::Ready && extent.is_current(&self.control) {
+                return Some((slot, state));
+            }
+            self.give_back(slot, state);
+            return None;
         }
         self.control.stamp(slot).store(0, Relaxed);
         let mine = SlotState::new(next_generation(freeing.generation), self.me.row, State::Reserved);
