@@ -14,6 +14,8 @@ CASES ?= 10000
 SEED ?=
 # More arguments for pytest: make test ARGS="-k lease -x"
 ARGS ?=
+# Of the random model: steps of each of its tests.
+STEPS ?= 100000
 # Of the fuzzer: which target, for how long.
 TARGET ?= pool
 SECONDS ?= 60
@@ -36,7 +38,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz soak bench demo model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz model-test soak bench demo model check lock wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -119,6 +121,10 @@ crash:  ## Kill -9 at every crash point and in every pair: make crash KILLS=1000
 	@mkdir -p build
 	PEGAFLOW_TEST_KILLS=$(KILLS) PEGAFLOW_CRASH_JSON=$(abspath build/crash.json) \
 	    cargo test --locked --release --package pegaflow-engine --test crash -- --nocapture
+
+model-test:  ## Random operations and deaths of several processes against a map: make model-test STEPS=300000 SEED=7
+	PEGAFLOW_TEST_STEPS=$(STEPS) $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) \
+	cargo test --release --locked --package pegaflow-engine --test model_processes -- --nocapture
 
 bench: $(STAMPS)/native  ## Run all benchmarks, or one: make bench ONLY=lookup (results in build/bench)
 	@mkdir -p build/bench

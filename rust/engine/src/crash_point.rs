@@ -80,7 +80,6 @@ pub const NAMES: &[&str] = &[
     "reap.locked",
     "reap.unlinked",
     "reap.freeing",
-    "reap.relinked",
     "reap.restored",
     "reap.outdated",
     "reap.member_freeing",

@@ -22,7 +22,6 @@ mod model_words;
 #[cfg(not(loom))]
 pub mod objects;
 pub mod shm;
-#[cfg(not(loom))]
 pub mod slot_space;
 #[cfg(not(loom))]
 pub mod ssd;
@@ -33,7 +32,6 @@ pub use error::{Error, ErrorKind, Result};
 pub use key::{BlockRef, Key};
 pub use shm::names;
 pub use shm::namespace::{Namespace, NamespaceInfo};
-#[cfg(not(loom))]
 pub use shm::pool::Pool;
 pub use shm::process::Member;
 pub use shm::shares::Share;

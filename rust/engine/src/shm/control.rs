@@ -62,6 +62,12 @@ impl Control {
         })
     }
 
+    /// Nothing that a model uses has files.
+    #[cfg(loom)]
+    pub(crate) fn map(_file: &File, _geometry: Geometry) -> Result<Self> {
+        Err(crate::Error::refused("a model's pool has no files"))
+    }
+
     /// Tables in plain memory.
     #[cfg(loom)]
     pub(crate) fn of(memory: std::sync::Arc<crate::shm::models::memory::Memory>) -> Self {

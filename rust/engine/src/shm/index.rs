@@ -12,7 +12,7 @@ use crate::shm::evict::name_of;
 use crate::shm::lock::LockGuard;
 use crate::shm::namespace::Identity;
 use crate::shm::rows::{SlotHeader, Stripe};
-use crate::shm::state::{SlotState, State};
+use crate::shm::state::{SlotState, State, sealed_word};
 use crate::sync::{Acquire, AtomicU32, AtomicU64, Relaxed, Release, SeqCst, fence, yield_now};
 
 /// Outcome of one walk by a reader.
@@ -228,6 +228,21 @@ impl BucketGuard<'_> {
         match self.core.walk(identity, key, self.head.load(Acquire)) {
             Walk::Hit(block) => Some(block),
             Walk::Miss | Walk::Changed => None,
+        }
+    }
+
+    /// Bring back a block of `key` that a dead process was about to take away with the lock that this process has
+    /// now: else its reaper would bring it back, after what is stored in its place.
+    pub(crate) fn restore_abandoned(&self, identity: &Identity, key: &Key) {
+        let mut link = self.head.load(Acquire);
+        for _ in 0..CHAIN_HOPS_MAX {
+            let Some(header) = link.checked_sub(1).and_then(|slot| self.core.control.slot(slot)) else { return };
+            let word = header.state.load(Acquire);
+            if word as u8 == State::Evicting as u8 && holds(header, identity, key) {
+                let sealed = sealed_word((word >> 32) as u32);
+                let _changed = header.state.compare_exchange(word, sealed, SeqCst, Relaxed);
+            }
+            link = header.next.load(Acquire);
         }
     }
 

@@ -20,7 +20,6 @@ mod lease;
 #[cfg(not(loom))]
 pub(crate) mod liveness;
 pub(crate) mod lock;
-#[cfg(not(loom))]
 mod maintenance;
 pub(crate) mod mapping;
 #[cfg(loom)]
@@ -29,10 +28,8 @@ mod moves;
 pub mod names;
 pub(crate) mod namespace;
 mod notice;
-#[cfg(not(loom))]
 mod open;
 mod orphans;
-#[cfg(not(loom))]
 pub(crate) mod pool;
 pub(crate) mod process;
 pub(crate) mod publish;
@@ -46,11 +43,9 @@ pub(crate) mod rows;
 #[cfg(not(loom))]
 pub(crate) mod segments_dir;
 pub(crate) mod shares;
-#[cfg(not(loom))]
 mod space;
 pub(crate) mod state;
 pub(crate) mod stats;
-#[cfg(not(loom))]
 pub(crate) mod superblock;
 mod victims;
 

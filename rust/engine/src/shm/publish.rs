@@ -99,6 +99,7 @@ impl Core {
         crate::crash_point::pass("publish.stamped");
         let Some(bucket) = self.lock_bucket(self.bucket_of(identity, &pending.key)) else { return Published::Not };
         crate::crash_point::pass("publish.locked");
+        bucket.restore_abandoned(identity, &pending.key);
         let older = bucket.find(identity, &pending.key);
         if older.is_some() && !replace {
             return Published::Duplicate;

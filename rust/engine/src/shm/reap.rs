@@ -190,17 +190,18 @@ impl Core {
     }
 
     /// Its evictor died holding the bucket's lock: bring the block back, since it may have been leased or given a child
-    /// meanwhile; but not beside a newer one of its key.
+    /// meanwhile; but not if it was off its chain already, nor beside a newer one of its key.
     fn reap_evicting(&self, slot: u32, header: &SlotHeader, state: SlotState) -> bool {
         let Some((identity, key)) = name_of(header) else { return true };
         let Some(bucket) = self.lock_bucket(self.bucket_of(&identity, &key)) else { return false };
         crate::crash_point::pass("reap.locked");
+        if header.state.load(SeqCst) != state.encode() {
+            // Who stored its key was here first.
+            return true;
+        }
         bucket.begin();
-        if bucket.find(&identity, &key).is_none() {
-            if !bucket.is_linked(slot) {
-                bucket.link(slot);
-                crate::crash_point::pass("reap.relinked");
-            }
+        // Whoever takes a block off its chain has decided; a sibling may have stored and removed the key since.
+        if bucket.is_linked(slot) && bucket.find(&identity, &key).is_none() {
             let _settled =
                 header.state.compare_exchange(state.encode(), sealed_word(state.generation), SeqCst, Relaxed);
             crate::crash_point::pass("reap.restored");

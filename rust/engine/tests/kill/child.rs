@@ -66,6 +66,16 @@ impl Worker {
         writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
+    /// Write a line to the worker; `false` if it does not read any more.
+    pub fn try_tell(&mut self, line: &str) -> bool {
+        writeln!(self.stdin.as_mut().unwrap(), "{line}").is_ok()
+    }
+
+    /// Whether kill -9 was its end.
+    pub fn died_of_a_kill(&mut self) -> bool {
+        matches!(self.end(), WaitStatus::Signaled(_, Signal::SIGKILL, _))
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).unwrap();
     }

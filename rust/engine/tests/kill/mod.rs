@@ -2,6 +2,7 @@
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary uses some of them")]
 
 pub mod blocks;
+pub mod chains;
 pub mod child;
 pub mod histogram;
 pub mod plan;

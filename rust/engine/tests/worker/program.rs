@@ -5,6 +5,8 @@
 
 #[path = "../kill/blocks.rs"]
 mod blocks;
+#[path = "../kill/chains.rs"]
+mod chains;
 #[path = "contained.rs"]
 mod contained;
 #[path = "create.rs"]
@@ -29,6 +31,8 @@ mod hostile;
 mod hostile_inputs;
 #[path = "lost_lock.rs"]
 mod lost_lock;
+#[path = "model.rs"]
+mod model;
 #[path = "nursery.rs"]
 mod nursery;
 #[path = "objects.rs"]
@@ -86,6 +90,12 @@ fn run(role: &str, dir: &Path, rest: &[&str]) -> ExitCode {
         "hold" => hold::run(dir, rest[0]),
         "lose-lock" => lost_lock::between(dir),
         "lose-lock-within" => lost_lock::within(dir, rest[0]),
+        "lead" => hold::lead(dir),
+        "hostile" => hostile_inputs::run(&dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
+        "hold" => hold::run(&dir, rest[0]),
+        "lose-lock" => lost_lock::between(dir),
+        "lose-lock-within" => lost_lock::within(&dir, rest[0]),
+        "model" => model::run(dir),
         "lead" => hold::lead(dir),
         other => panic!("no role {other}"),
     }

@@ -48,9 +48,40 @@ fn a_death_in_the_middle_of_a_publish_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_death_in_the_middle_of_a_removal_brings_the_block_back() {
-    reap_beside_store("evict.claimed", &["was there", "stored"]);
-    reap_beside_store("evict.unlinked", &["was there", "stored"]);
+fn a_death_before_a_removal_was_decided_brings_the_block_back() {
+    reap_beside_store("evict.claimed", &["was there"]);
+}
+
+#[test]
+fn a_death_after_a_removal_was_decided_finishes_it() {
+    reap_beside_store("evict.unlinked", &["stored"]);
+}
+
+/// A process dies at `point` while it removes a block; a sibling stores and removes the key while another one reaps.
+fn removed_beside_reap(point: &'static str) -> &'static str {
+    let (world, first) = World::new(2);
+    let (dying, second) = (world.process(), world.process());
+    let key = first.keys[0];
+    first.store(&key, None, 3);
+    dying.dies(point, |process| drop(process.core.expel(process.find(&key).expect("it is there"))));
+    let reaper = spawn(move || {
+        second.core.reap();
+        second
+    });
+    let replaced = first.replace(&key, 1) == Published::Visible;
+    let removed = first.find(&key).is_some_and(|block| first.core.expel(block));
+    let second = reaper.join();
+    second.core.reap();
+    second.core.drop_orphans();
+    first.assert_whole();
+    assert!(!(replaced && removed) || first.find(&key).is_none(), "an older block came back behind a newer one");
+    if replaced && removed { "removed" } else { "locked out" }
+}
+
+#[test]
+fn what_was_stored_and_removed_since_a_death_does_not_bring_the_older_block_back() {
+    explore("store and remove beside reap (claimed)", 1, &["removed"], || removed_beside_reap("evict.claimed"));
+    explore("store and remove beside reap (unlinked)", 1, &["removed"], || removed_beside_reap("evict.unlinked"));
 }
 
 #[test]

@@ -31,6 +31,11 @@ pub(crate) struct LockFile {
 }
 
 impl LockFile {
+    /// Of a pool with files, which no model has.
+    pub(crate) fn new(file: File) -> Result<Self> {
+        Ok(Self { locks: Arc::new(Locks::new()), number: 0, file })
+    }
+
     pub(crate) fn of(locks: &Arc<Locks>, number: u64) -> Result<Self> {
         let file = File::open("/dev/null").map_err(|error| Error::refused(error.to_string()))?;
         Ok(Self { locks: Arc::clone(locks), number, file })
