@@ -17,7 +17,6 @@ fn victim_of(step: &str) -> &'static str {
     match step {
         "odd" | "even" => "publish.odd",
         "released" => "lease.marked",
-        "relinked" => "evict.unlinked",
         "restored" => "evict.claimed",
         "outdated" => "replace.superseded",
         "member_freeing" => "chain.linked",
