@@ -44,6 +44,7 @@ std::thread_local! {
 
 loom::thread_local! {
     static DEAD: Cell<bool> = Cell::new(false);
+    static LOOKS: Cell<u32> = Cell::new(0);
     static NUMBER: Cell<usize> = Cell::new(0);
     static DIES_AT: Cell<Option<&'static str>> = Cell::new(None);
 }
@@ -113,17 +114,19 @@ pub(crate) fn sleep(_pause: Duration) {
     yield_now();
 }
 
-/// Start of a wait, which is over after a number of looks.
-pub(crate) struct Instant(Cell<u32>);
+/// Start of a wait, which is over after a number of looks at the clock.
+#[derive(Clone, Copy)]
+pub(crate) struct Instant;
 
 impl Instant {
     pub(crate) fn now() -> Self {
-        Self(Cell::new(0))
+        LOOKS.with(|looks| looks.set(0));
+        Self
     }
 
     pub(crate) fn elapsed(&self) -> Duration {
-        self.0.set(self.0.get() + 1);
-        if self.0.get() > LOOKS_MAX { LOCK_WAIT_MAX } else { Duration::ZERO }
+        let looks = LOOKS.with(|looks| looks.replace(looks.get() + 1)) + 1;
+        if looks > LOOKS_MAX { LOCK_WAIT_MAX } else { Duration::ZERO }
     }
 }
 

@@ -13,7 +13,6 @@ pub(crate) mod free;
 pub(crate) mod geometry;
 pub(crate) mod grow;
 pub(crate) mod home;
-#[cfg(not(loom))]
 pub(crate) mod huge;
 mod index;
 mod lease;
@@ -40,7 +39,6 @@ mod relocate;
 pub(crate) mod reserve;
 mod retire;
 pub(crate) mod rows;
-#[cfg(not(loom))]
 pub(crate) mod segments_dir;
 pub(crate) mod shares;
 mod space;

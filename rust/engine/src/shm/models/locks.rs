@@ -50,9 +50,8 @@ impl LockFile {
         &self.file
     }
 
-    /// Nothing leaves a pool by going out of scope: a model says when a process does.
     pub(crate) fn forked(&self) -> bool {
-        true
+        false
     }
 
     pub(crate) fn try_lock(&self, row: u32) -> Result<bool> {
