@@ -91,12 +91,7 @@ fn run(role: &str, dir: &Path, rest: &[&str]) -> ExitCode {
         "lose-lock" => lost_lock::between(dir),
         "lose-lock-within" => lost_lock::within(dir, rest[0]),
         "lead" => hold::lead(dir),
-        "hostile" => hostile_inputs::run(&dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
-        "hold" => hold::run(&dir, rest[0]),
-        "lose-lock" => lost_lock::between(dir),
-        "lose-lock-within" => lost_lock::within(&dir, rest[0]),
         "model" => model::run(dir),
-        "lead" => hold::lead(dir),
         other => panic!("no role {other}"),
     }
     ExitCode::SUCCESS
