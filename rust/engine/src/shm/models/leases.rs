@@ -13,7 +13,8 @@ fn a_leased_block_keeps_its_bytes_while_a_sibling_evicts() {
         let (world, first) = World::new(1);
         let second = world.process();
         let keys = first.keys;
-        first.store(&keys[0], None, 1);
+        // The evictor's own, so that no share is in the way.
+        second.store(&keys[0], None, 1);
         let evictor = spawn(move || second.store(&keys[1], None, 2));
         let found = first.check(&keys[0]);
         let stored = evictor.join();
