@@ -28,6 +28,8 @@ struct Shared {
 pub(crate) struct ThreadIo {
     shared: Arc<Shared>,
     answers: Receiver<Completion>,
+    /// The process that made it: a forked child has none of its threads, and perhaps a lock that one of them held.
+    owner: u32,
 }
 
 impl ThreadIo {
@@ -35,7 +37,7 @@ impl ThreadIo {
     pub(crate) fn new(files: Vec<File>, depth: u16) -> Result<Self> {
         let shared = Arc::new(Shared { work: Mutex::default(), arrived: Condvar::new(), files });
         let (sender, answers) = channel();
-        let io = Self { shared: shared.clone(), answers };
+        let io = Self { shared: shared.clone(), answers, owner: std::process::id() };
         for number in 0..depth.max(1) {
             let (shared, sender) = (shared.clone(), sender.clone());
             std::thread::Builder::new()
@@ -104,6 +106,9 @@ impl Io for ThreadIo {
 impl Drop for ThreadIo {
     /// Threads end by themselves once their disk answers. None is waited for: a disk may hang for ever.
     fn drop(&mut self) {
+        if self.owner != std::process::id() {
+            return;
+        }
         let mut work = self.shared.work.lock().unwrap_or_else(PoisonError::into_inner);
         work.closed = true;
         work.waiting.clear();

@@ -26,6 +26,8 @@ pub(crate) struct UringIo {
     /// What the kernel has, by its own number, since tokens belong to the caller.
     on_their_way: HashMap<u64, Operation>,
     refused: Vec<Completion>,
+    /// The process that made it. A forked child shares the ring and must not take the answers of its parent.
+    owner: u32,
 }
 
 impl UringIo {
@@ -38,7 +40,8 @@ impl UringIo {
             return Err(unavailable("io_uring of this kernel is too old: 5.11 is needed".into()));
         }
         let registered = register(&ring, buffers);
-        Ok(Self { ring, files, registered, next: 0, on_their_way: HashMap::new(), refused: Vec::new() })
+        let (on_their_way, refused, owner) = (HashMap::new(), Vec::new(), std::process::id());
+        Ok(Self { ring, files, registered, next: 0, on_their_way, refused, owner })
     }
 
     fn push(&mut self, number: u64, operation: Operation) -> std::result::Result<(), Operation> {
@@ -146,7 +149,8 @@ impl Drop for UringIo {
     fn drop(&mut self) {
         let deadline = Instant::now() + DROP_WAIT_MAX;
         let mut done = Vec::new();
-        while !self.on_their_way.is_empty() && Instant::now() < deadline {
+        let mine = self.owner == std::process::id();
+        while mine && !self.on_their_way.is_empty() && Instant::now() < deadline {
             if self.enter(Duration::from_millis(10)).is_err() {
                 break;
             }
@@ -155,6 +159,32 @@ impl Drop for UringIo {
         for operation in std::mem::take(&mut self.on_their_way).into_values() {
             // The kernel may still write there.
             std::mem::forget(operation);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_forked_child_hands_nothing_to_the_kernel() {
+        let folder = super::super::io_tests::Folder::new("forked");
+        let path = folder.0.join("file");
+        for (owner, written) in [(0, 0), (std::process::id(), 7)] {
+            let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+            let mut buffers = Buffers::new(1, 4096);
+            let Ok(mut io) = UringIo::new(vec![file.try_clone().unwrap()], 1, &buffers) else { return };
+            io.resize(0, 4096).unwrap();
+            let mut buffer = buffers.take().unwrap();
+            buffer.fill(7);
+            io.submit(Operation { token: 1, file: 0, direction: Direction::Write, offset: 0, buffer, range: 0..4096 });
+            io.owner = owner;
+            drop(io);
+            let mut byte = [1];
+            file.read_at(&mut byte, 100).unwrap();
+            assert_eq!(byte[0], written);
         }
     }
 }
