@@ -33,6 +33,9 @@ def fio(place: Path, way: str, engine: str) -> float | None:
     """GB/s of raw writes or reads of one file; ``None`` without fio."""
     if shutil.which("fio") is None:
         return None
+    if way == "write":
+        # Both write to space that was claimed and never written.
+        (place / "raw").unlink(missing_ok=True)
     # Threads have one operation each.
     jobs, depth = (DEPTH, 1) if engine == "psync" else (1, DEPTH)
     share = TOTAL_BYTES // jobs
@@ -85,7 +88,7 @@ def recovery(place: Path) -> list[Result]:
         answer = run("recover", str(place), str(RECORDS))
         if answer["records"] != RECORDS:
             raise SystemExit(f"{answer['records']} of {RECORDS} records were found after a {how}.")
-        name = f"recovery of {RECORDS:,} records after a {how}"
+        name = f"recovery of {RECORDS:,}, {how}"
         results.append(Result(name, answer["seconds"], "s", "aim", AIM_SECONDS[how]))
         results.append(Result(f"memory per record, {how}", answer["bytes_per_record"], "bytes"))
     return results

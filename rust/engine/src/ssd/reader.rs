@@ -125,7 +125,8 @@ impl<T: ReadTarget> Store<T> {
         }
         let geometry = member.geometry();
         let bytes = located.blocks as usize * geometry.block_bytes;
-        let expected = parts.iter().sum::<u64>() + header_bytes(parts.len()) as u64;
+        let head = header_bytes(parts.len()) as u64;
+        let expected = parts.iter().fold(head, |sum, part| sum.saturating_add(*part));
         if geometry.blocks_of(expected) != u64::from(located.blocks) {
             self.counters.reads_damaged += 1;
             self.index.write().remove(tag, &located);

@@ -7,6 +7,7 @@ pub mod child;
 pub mod histogram;
 pub mod plan;
 pub mod random;
+pub mod records;
 pub mod report;
 pub mod settled;
 pub mod stopwatch;

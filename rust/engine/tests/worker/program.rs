@@ -45,10 +45,14 @@ mod points;
 mod random;
 #[path = "reaper.rs"]
 mod reaper;
+#[path = "../kill/records.rs"]
+mod records;
 #[path = "../kill/report.rs"]
 mod report;
 #[path = "resets.rs"]
 mod resets;
+#[path = "ssd.rs"]
+mod ssd;
 #[path = "../kill/stopwatch.rs"]
 mod stopwatch;
 #[path = "../kill/values.rs"]
@@ -92,6 +96,7 @@ fn run(role: &str, dir: &Path, rest: &[&str]) -> ExitCode {
         "lose-lock-within" => lost_lock::within(dir, rest[0]),
         "lead" => hold::lead(dir),
         "model" => model::run(dir),
+        "ssd" => ssd::run(dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
         other => panic!("no role {other}"),
     }
     ExitCode::SUCCESS
