@@ -38,6 +38,7 @@ impl Case {
         let options = &mut fixture.options;
         let (block, zones) = ([512, 1024, 4096][random.below(3) as usize], 4 + random.below(6));
         let zone = (16 << 10) << random.below(3);
+        fixture.device_block = if random.chance(70) { 512 } else { block };
         options.block_bytes = Some(block);
         options.zone_bytes = Some(zone);
         options.capacity_bytes = Some(disks as u64 * ((64 << 10) + zones * zone));

@@ -86,6 +86,7 @@ pub(super) struct Fixture {
     pub(super) disk: FakeDisk,
     pub(super) options: StoreOptions,
     pub(super) bytes_max: u64,
+    pub(super) device_block: usize,
 }
 
 impl Fixture {
@@ -101,14 +102,18 @@ impl Fixture {
             write_depth: 3,
             ..StoreOptions::default()
         };
-        Self { disk: FakeDisk::new(disks, seed), options, bytes_max: 6000 }
+        Self { disk: FakeDisk::new(disks, seed), options, bytes_max: 6000, device_block: 512 }
     }
 
     /// Open without recovery.
     pub(super) fn open(&self) -> Result<Store<Bytes>> {
+        self.disk.set_block(self.device_block);
         let disks = self.options.directories.len();
-        let opened =
-            (0..disks).map(|disk| Opened { path: format!("fake-{disk}").into(), lock: None, device_block: 512 });
+        let opened = (0..disks).map(|disk| Opened {
+            path: format!("fake-{disk}").into(),
+            lock: None,
+            device_block: self.device_block,
+        });
         let buffers = Buffers::new(self.options.buffers() * disks as u16 + 1, self.options.chunk_bytes);
         Store::assemble(self.options.clone(), Box::new(self.disk.io()), buffers, opened.collect())
     }

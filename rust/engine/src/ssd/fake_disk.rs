@@ -71,6 +71,8 @@ impl File {
 
 struct State {
     files: Vec<File>,
+    /// Offsets and lengths are multiples of it, as direct I/O demands.
+    block: usize,
     faults: Faults,
     random: Random,
 }
@@ -82,7 +84,8 @@ pub(super) struct FakeDisk(Arc<Mutex<State>>);
 impl FakeDisk {
     pub(super) fn new(files: usize, seed: u64) -> Self {
         let files = (0..files).map(|_| File::default()).collect();
-        Self(Arc::new(Mutex::new(State { files, faults: Faults::default(), random: Random::new(seed) })))
+        let (block, faults, random) = (SECTOR, Faults::default(), Random::new(seed));
+        Self(Arc::new(Mutex::new(State { files, block, faults, random })))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -91,6 +94,11 @@ impl FakeDisk {
 
     pub(super) fn set(&self, faults: Faults) {
         self.state().faults = faults;
+    }
+
+    /// Take nothing smaller than `block`.
+    pub(super) fn set_block(&self, block: usize) {
+        self.state().block = block;
     }
 
     /// The power of all disks goes at once. Nothing may use them.
@@ -140,7 +148,8 @@ impl State {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         let mut bytes = operation.range.len();
-        assert_eq!((bytes % SECTOR, operation.offset as usize % SECTOR), (0, 0), "aligned as direct I/O needs it");
+        let beside = (bytes % self.block, operation.offset as usize % self.block);
+        assert_eq!(beside, (0, 0), "not aligned as the disk needs it");
         if self.random.chance(short) {
             bytes = self.random.below(bytes as u64 + 1) as usize;
         }

@@ -234,3 +234,33 @@ fn lookups_are_served_while_recovery_runs() {
     assert!(seen.len() > 2 && seen.is_sorted() && seen[1] > 0, "{seen:?}");
     assert!(matches!(fixture.write(&mut store, &Block::new(99)), WriteStart::Queued(_)));
 }
+
+#[test]
+fn disks_of_all_block_sizes_get_what_they_need() {
+    for device_block in [512, 4096, 16_384, 65_536] {
+        let mut fixture = Fixture::new(1, device_block as u64);
+        fixture.disk.set(LATE_AND_SHORT);
+        fixture.device_block = device_block;
+        fixture.options.block_bytes = None;
+        fixture.options.zone_bytes = Some(512 << 10);
+        fixture.options.chunk_bytes = 128 << 10;
+        fixture.options.capacity_bytes = Some((128 << 10) + 4 * (512 << 10));
+        fixture.bytes_max = 100 << 10;
+        let blocks = blocks(0..8);
+        let mut store = fixture.recovered();
+        fixture.write_through(&mut store, &blocks);
+        assert_eq!(fixture.count_whole(&mut store, &blocks), blocks.len());
+        store.close().unwrap();
+        assert_eq!(fixture.count_whole(&mut fixture.recovered(), &blocks), blocks.len());
+    }
+}
+
+#[test]
+fn a_file_that_comes_to_a_disk_with_larger_blocks_is_refused() {
+    let mut fixture = Fixture::new(1, 14);
+    drop(fixture.recovered());
+    fixture.device_block = 4096;
+    let error = fixture.open().err().unwrap();
+    assert_eq!(error.kind(), crate::ErrorKind::Refused, "{error}");
+    assert!(error.to_string().contains("512") && error.to_string().contains("4096"), "{error}");
+}
