@@ -17,6 +17,9 @@ STAGE_BYTES_AIM = 1 << 20
 STAGE_BYTES_MIN = 64 << 10
 """Bytes of one block in a stage at least; shorter copies do not fill the bus."""
 
+PASSES_MAX = 16
+"""Forward passes that name nothing new; then a layer that is still missing is taken to have no name."""
+
 
 class StagedCopier(Protocol):
     """What a copier has to have so that its loads can be followed."""
@@ -58,6 +61,8 @@ class Follower:
             for name, end in (layer_ends if self.stage_ends else ())
         }
         self._unseen = set(self._stage_of)
+        self._first: str | None = None
+        self._passes_left = PASSES_MAX
         self._open: dict[int, dict[int, int]] = {}
 
     @property
@@ -68,7 +73,7 @@ class Follower:
     @property
     def listens(self) -> bool:
         """Whether it matters which layer comes next."""
-        return bool(self._open or self._unseen)
+        return bool(self._open or (self._unseen and self._passes_left))
 
     def open(self, copy: int) -> None:
         """Forward passes are to stay behind this load from now on."""
@@ -80,7 +85,8 @@ class Follower:
 
     def layer(self, name: str, copier: StagedCopier | None) -> None:
         """An attention layer is about to run. Its stream waits, the caller does not."""
-        self._unseen.discard(name)
+        if self._unseen:
+            self._see(name)
         if self._open and copier is not None:
             # A layer that nobody knew of may read anything.
             self._wait(self._stage_of.get(name, len(self.stage_ends) - 1), copier)
@@ -89,6 +95,15 @@ class Follower:
         """Work is about to be queued that reads blocks without naming layers."""
         if self._open and copier is not None:
             self._wait(len(self.stage_ends) - 1, copier)
+
+    def _see(self, name: str) -> None:
+        """A pass begins with the layer that was the first of all."""
+        self._first = self._first or name
+        if name in self._unseen:
+            self._unseen.discard(name)
+            self._passes_left = PASSES_MAX
+        elif name == self._first:
+            self._passes_left = max(0, self._passes_left - 1)
 
     def _wait(self, stage: int, copier: StagedCopier) -> None:
         stream = copier.stream()

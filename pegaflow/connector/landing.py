@@ -78,6 +78,12 @@ class Landings:
         """The load is over: its blocks need not be held any more."""
         self._pins.let_go(landing.held)
 
+    def distrust(self, landing: Landing) -> None:
+        """The load failed. vLLM recomputes what still runs on it, but it also knows the blocks by their hashes, and
+        those that were computed from them: nobody may meet them any more, whatever became of the request."""
+        if landing.outcome is not None and not landing.outcome.ok:
+            self._pins.forget_hashes()
+
     def _is_over(self, landing: Landing) -> bool:
         return landing.outcome is not None and landing.outcome.ranks >= self._ranks
 

@@ -125,6 +125,7 @@ class Loads:
             landing = self._landings.reported(request_id, outcome)
             if landing is not None:
                 self._conclude(landing)
+                self._landings.distrust(landing)
             return
         state = self._table.get(request_id)
         if state is not None and state.phase in (Phase.LOADING, Phase.ORPHANED):

@@ -69,7 +69,8 @@ class SchedulerHalf:
         self._announced: PoolAddress | None = None
         self._guard = Guard(recorder, store.turn_off)
         overdue_seconds = config.load_timeout_seconds
-        possible = names_layers and len(geometry.groups) == 1 and not geometry.lookahead
+        # A load that lands while nobody steps would hold its blocks until somebody does, and vLLM could not sleep.
+        possible = names_layers and not settle and len(geometry.groups) == 1 and not geometry.lookahead
         self._landings = Landings(self.table, self._pins, ranks, config.layerwise, possible)
         tails = Tails(geometry, hash_tokens, save=config.pd_tail_save, load=config.pd_tail_load)
         waiting = Waiting(geometry, tails, recorder, config.wait_for_full_prefix_seconds * config.wait_for_full_prefix)

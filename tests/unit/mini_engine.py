@@ -118,12 +118,13 @@ class MiniEngine:
         layers: int = 1,
         wiped_by_first_pass: bool = False,
         wrapped: bool = False,
+        settle: bool = False,
         **options: Any,
     ) -> None:
         """``native``: the engine's own types, with ``pool`` one of its pools; by default all of it is faked.
         ``memory``: where caches are, see ``HostMemory``. ``layers``: of each group; a model of several names each
         before it reads its bytes. ``wrapped``: nobody asks the workers for their shapes, as if other connectors had
-        answered first."""
+        answered first. ``settle``: nobody steps the engine once it is idle."""
         self._memory_type = memory
         self.geometry, self.ranks, self.blocks = geometry, ranks, blocks
         self.pool = pool or FakePool()
@@ -146,6 +147,7 @@ class MiniEngine:
             self.store,
             self.recorder,
             ranks=ranks,
+            settle=settle,
             bypasses=lambda request: bool(request.lora_request),
             names_layers=layers > 1,
             wiped_by_first_pass=wiped_by_first_pass,
@@ -209,7 +211,7 @@ class MiniEngine:
         """vLLM needs the blocks of a running request."""
         assert request.state == "running"
         self._free(request)
-        request.state, request.num_computed_tokens = "waiting", 0
+        request.state, request.num_computed_tokens, request.hit_tokens = "waiting", 0, 0
 
     def run(self, steps_max: int = 200) -> None:
         """Step until nothing is left to do."""

@@ -160,6 +160,26 @@ def test_layer_that_vllm_never_names_is_never_relied_on() -> None:
     assert (follower.ready, follower.listens) == (True, False)
 
 
+def test_layer_without_a_name_is_not_listened_for_for_ever() -> None:
+    follower = Follower([("a", 48), ("nameless", 72), ("b", 96)])
+    for _ in range(1 + following.PASSES_MAX):
+        assert follower.listens
+        follower.layer("a", None)
+        follower.layer("b", None)
+    assert (follower.ready, follower.listens) == (False, False)
+    follower.open(1)
+    assert follower.listens
+
+
+def test_layer_that_is_named_late_is_waited_for() -> None:
+    follower = Follower([("a", 48), ("late", 96)])
+    for _ in range(following.PASSES_MAX):
+        follower.layer("a", None)
+    assert follower.listens
+    follower.layer("late", None)
+    assert (follower.ready, follower.listens) == (True, False)
+
+
 def test_stages_end_with_layers_and_with_the_block() -> None:
     least = following.STAGE_BYTES_MIN
     assert stage_ends([least // 2, least]) == ()
@@ -242,6 +262,47 @@ def test_blocks_of_a_request_that_is_gone_stay_untouched_until_its_load_is_over(
     copiers[0].arrive_all()
     engine.run()
     engine.assert_nothing_held()
+
+
+@pytest.mark.parametrize("event", ["abort", "preempt", "none"])
+def test_hashes_are_forgotten_when_a_load_fails_that_vllm_went_on_with(event: str) -> None:
+    engine, copiers = staged_engine()
+    warm(engine)
+    copiers[0].late = True
+    request = engine.add(PROMPT, more=5)
+    step_until(engine, lambda: request.state == "running")
+    if event == "abort":
+        engine.abort(request)
+    elif event == "preempt":
+        engine.preempt(request)
+    assert engine.block_pool.evicted == set()
+    copiers[0].failing_loads = {3}
+    copiers[0].arrive_all()
+    engine.run()
+    assert engine.recorder.counters["load_failure"] == 1
+    assert engine.block_pool.evicted == set(range(engine.blocks))
+    engine.assert_nothing_held()
+
+
+def test_load_that_fails_before_vllm_goes_on_costs_no_hash() -> None:
+    engine, copiers = staged_engine(layerwise="off")
+    warm(engine)
+    copiers[0].failing_loads = {3}
+    engine.add(PROMPT)
+    engine.run()
+    assert engine.recorder.counters["load_failure"] == 1
+    assert engine.block_pool.evicted == set()
+
+
+def test_engine_that_nobody_steps_when_idle_holds_no_blocks_for_a_load() -> None:
+    engine, copiers = staged_engine(settle=True)
+    warm(engine)
+    copiers[0].late = True
+    request = engine.add(PROMPT)
+    while engine.requests:
+        engine.step()
+    assert request.hit_tokens == len(PROMPT)
+    assert engine.block_pool.used() == 0
 
 
 def test_driver_that_refuses_to_wait_costs_time_and_no_wrong_byte() -> None:
