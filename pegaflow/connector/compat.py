@@ -258,7 +258,9 @@ def reads_unasked(scheduler_output: Any, vllm_config: Any, landing: Collection[s
     full = type(graph_mode).FULL
     if graph_mode.mixed_mode() == full:
         return True
-    drafts = int(getattr(getattr(vllm_config, "speculative_config", None), "num_speculative_tokens", 0) or 0)
+    # The configuration's own number counts the canvas of models that denoise several tokens at once, too.
+    owners = (vllm_config, getattr(vllm_config, "speculative_config", None))
+    drafts = max(int(getattr(owner, "num_speculative_tokens", 0) or 0) for owner in owners)
     longest = max(scheduler_output.num_scheduled_tokens.values(), default=0)
     return graph_mode.decode_mode() == full and longest <= 1 + drafts  # what may look like a step of decoding
 

@@ -288,6 +288,13 @@ def test_steps_as_long_as_drafts_may_be_a_graph_of_the_whole_model() -> None:
     assert not compat.reads_unasked(step, graphs("FULL_AND_PIECEWISE", drafts=2), {"a"})
 
 
+def test_steps_as_long_as_a_canvas_may_be_a_graph_of_the_whole_model() -> None:
+    denoising = graphs("FULL_AND_PIECEWISE")
+    denoising.num_speculative_tokens = 32
+    step = output(scheduled_new_reqs=[SimpleNamespace(req_id="a")], num_scheduled_tokens={"a": 32})
+    assert compat.reads_unasked(step, denoising, {"a"})
+
+
 def test_step_that_begins_with_another_request_names_too_little() -> None:
     new = [SimpleNamespace(req_id="a"), SimpleNamespace(req_id="b")]
     step = output(scheduled_new_reqs=new, num_scheduled_tokens={"a": 5, "b": 5})
