@@ -124,8 +124,10 @@ class Loads:
         if request_id in self._landings:
             landing = self._landings.reported(request_id, outcome)
             if landing is not None:
-                self._conclude(landing)
-                self._landings.distrust(landing)
+                try:
+                    self._conclude(landing)
+                finally:
+                    self._landings.distrust(landing)
             return
         state = self._table.get(request_id)
         if state is not None and state.phase in (Phase.LOADING, Phase.ORPHANED):
@@ -151,6 +153,7 @@ class Loads:
     def _conclude(self, landing: Landing) -> None:
         state = landing.state
         self._landings.let_go(landing)
+        self._release(landing.refs)
         outcome = landing.outcome or LoadOutcome(True, frozenset(), time.monotonic() - state.load_started)
         if outcome.ok:
             self._recorder.count("load_success")
@@ -160,7 +163,6 @@ class Loads:
             self._recorder.count("load_failure")
             state.may_load = False
             self._remember_bad(state, landing.offer, outcome.failed)
-        self._release(landing.refs)
 
     def void_offers(self) -> None:
         """The cache was reset: what is on offer must not be loaded any more, and what was bad is gone."""

@@ -112,6 +112,22 @@ def test_error_while_leasing_a_later_group_gives_back_the_earlier_leases() -> No
     assert engine.pool.leased() == 0
 
 
+def test_failed_load_whose_blocks_nobody_can_name_any_more_keeps_no_lease() -> None:
+    engine = MiniEngine()
+    warm(engine)
+    copier = engine.copiers[0]
+    copier.held = True
+    request = engine.add(PROMPT)
+    engine.step()
+    assert engine.pool.leased() > 0
+    engine.abort(request)
+    request.block_hashes.clear()
+    copier.held, copier.failing_loads = False, {3}
+    engine.step()
+    assert engine.recorder.counters["load_failure"] == 1
+    assert engine.pool.leased() == 0
+
+
 def test_shutdown_gives_back_offers_but_not_what_is_being_read() -> None:
     engine = MiniEngine()
     warm(engine)
