@@ -32,8 +32,6 @@ struct Source {
 /// An extent that is being emptied.
 struct Evacuation<'a> {
     extent: &'a Extent,
-    /// All extents of its namespace, itself too.
-    extents: Vec<Extent>,
     leaving: Leaving,
     queue: EvictQueue,
     owned: HashMap<u32, SlotState>,
@@ -93,9 +91,7 @@ impl Core {
             return false;
         }
         let stamp = |slot| self.control.stamp(slot).load(SeqCst);
-        let own = all.iter().filter(|extent| extent.namespace == ns.0);
-        let oldest = own.flat_map(Extent::slots).map(stamp).filter(|stamp| *stamp != 0).min();
-        let limit = oldest.filter(|_| !starving).unwrap_or(u64::MAX);
+        let limit = self.oldest_in(ns, &all).filter(|_| !starving).unwrap_or(u64::MAX);
         let mut offers: Vec<(bool, u64, Extent)> = Vec::new();
         for source in self.sources(ns, &all, &shares, limit) {
             let slots: u64 = source.extents.iter().map(|extent| u64::from(extent.slot_count)).sum();
@@ -116,6 +112,14 @@ impl Core {
             self.pause_moves();
         }
         taken
+    }
+
+    /// Stamp of the block of a namespace that was used longest ago. An extent that is being made may have no memory for
+    /// stamps yet.
+    fn oldest_in(&self, ns: Namespace, all: &[Extent]) -> Option<u64> {
+        let own = all.iter().filter(|extent| extent.namespace == ns.0 && extent.state == ExtentState::Ready);
+        let stamps = own.flat_map(Extent::slots).map(|slot| self.control.stamp(slot).load(SeqCst));
+        stamps.filter(|stamp| *stamp != 0).min()
     }
 
     /// Namespaces that may give, with what is in them.
@@ -150,18 +154,14 @@ impl Core {
 
     /// Empty an extent and remove it; with `any`, whatever the shares. `false` if somebody uses a block of it.
     fn evacuate(&self, extent: &Extent, any: bool) -> bool {
-        let mut extents = self.extents(Namespace(extent.namespace)).to_vec();
         if !self.claim_for_retiring(extent) {
             return false;
         }
         crate::crash_point::pass("retire.claimed");
         self.expect_orphans();
-        extents.retain(|one| one.index != extent.index);
-        extents.push(extent.clone());
         let leaving = Leaving { extent: extent.index, any };
         let mut work = Evacuation {
             extent,
-            extents,
             leaving,
             queue: EvictQueue::default(),
             owned: HashMap::with_capacity(extent.slot_count as usize),
@@ -169,7 +169,7 @@ impl Core {
             moved: Moved::default(),
         };
         let all = self.make_room(&mut work) && extent.slots().all(|slot| self.vacate(slot, &mut work));
-        self.rename_moved_parents(&work.extents, &work.moved);
+        self.rename_moved_parents(Namespace(extent.namespace), &work.moved);
         for (slot, state) in work.elsewhere {
             self.give_back(slot, state);
         }
@@ -224,5 +224,81 @@ impl Core {
         }
         work.owned.extend(left);
         left.is_some()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::shm::extent::store_state;
+    use crate::{Key, OpenOptions, Pool};
+
+    /// Store a block in the extent.
+    fn store_in(pool: &Pool, extent: &Extent, key: &Key, parent: Option<Key>) {
+        let ns = Namespace(extent.namespace);
+        pool.core().search_from(ns, extent.first_slot);
+        let block = pool.reserve(ns, &[*key], Some(&[parent]), false).expect("a namespace")[0].1;
+        assert!(extent.slots().contains(&block.slot()));
+        pool.mark_written(0, &[block], None).expect("reserved");
+        assert_eq!(pool.publish(&[block]).expect("written"), 1);
+    }
+
+    /// A pool with three extents of a namespace; the first one has a block, the second one its child.
+    fn parent_and_child() -> (std::sync::Arc<Pool>, [Key; 2], Vec<Extent>) {
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let options = OpenOptions { segment_bytes: Some(64 << 10), ..options };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let ns = pool.namespace(&[1; 32], 0, &[1024], "test").expect("a namespace");
+        (0..3).for_each(|_| assert_eq!(pool.core().grow(ns).expect("room"), crate::shm::grow::Grown::Yes));
+        let extents = pool.core().extents(ns).to_vec();
+        let keys = [1, 2].map(|byte| Key::new(&[byte; 16]).expect("a key"));
+        store_in(&pool, &extents[0], &keys[0], None);
+        store_in(&pool, &extents[1], &keys[1], Some(keys[0]));
+        (pool, keys, extents)
+    }
+
+    #[test]
+    fn a_child_in_an_extent_that_a_sibling_is_taking_learns_where_its_parent_went() {
+        let (pool, keys, extents) = parent_and_child();
+        let core = pool.core();
+        let row = &core.control.extents()[extents[1].index as usize];
+        store_state(row, extents[1].generation, core.me.row, ExtentState::Retiring);
+        core.extents_changed();
+        assert!(core.evacuate(&extents[0], false));
+        core.reopen(&extents[1]);
+        core.expect_orphans();
+        core.drop_orphans();
+        assert_eq!(pool.lookup(Namespace(extents[0].namespace), &keys, 0).expect("a namespace"), 2);
+    }
+
+    #[test]
+    fn a_child_whose_parent_moves_beside_a_search_for_orphans_is_none() {
+        let (pool, keys, extents) = parent_and_child();
+        let core = pool.core();
+        let version = core.control.header().extents_version.load(SeqCst);
+        let seen = core.all_extents();
+        assert!(core.claim_for_retiring(&extents[0]));
+        core.search_from(Namespace(extents[0].namespace), extents[2].first_slot);
+        let ns = Namespace(extents[0].namespace);
+        let target = core.take_free(ns, &core.extents(ns)).expect("a free slot");
+        let mut moved = Moved::default();
+        let parent = extents[0].first_slot;
+        let left = core.relocate(parent, target, &mut moved).expect("nobody uses it");
+        assert_ne!(core.drop_orphans_once(&seen, version), 0, "it has to look again");
+        core.rename_moved_parents(ns, &moved);
+        core.end_retiring(&extents[0], vec![left], false);
+        assert_eq!(pool.lookup(ns, &keys, 0).expect("a namespace"), 2);
+    }
+
+    #[test]
+    fn stamps_of_an_extent_that_is_being_made_are_not_read() {
+        let (pool, _, extents) = parent_and_child();
+        let core = pool.core();
+        let ns = Namespace(extents[0].namespace);
+        let oldest = core.oldest_in(ns, &core.all_extents()).expect("two blocks");
+        core.control.stamp(extents[2].first_slot).store(1, SeqCst);
+        let row = &core.control.extents()[extents[2].index as usize];
+        store_state(row, extents[2].generation, core.me.row, ExtentState::Creating);
+        assert_eq!(core.oldest_in(ns, &core.all_extents()), Some(oldest));
     }
 }

@@ -25,13 +25,14 @@ impl Core {
         let expected = &self.control.header().orphans_expected;
         let Some(seen) = notice::read(expected) else { return };
         for _ in 0..SCANS_MAX {
+            let version = self.control.header().extents_version.load(SeqCst);
             let extents = self.all_extents();
             // Who is still taking an extent makes more, says so before it begins, and may be about to tell the children
             // of blocks that it has moved where those are now.
             if extents.iter().any(|extent| matches!(extent.state, ExtentState::Retiring | ExtentState::Dropping)) {
                 return;
             }
-            if self.drop_orphans_once(&extents) == 0 {
+            if self.drop_orphans_once(&extents, version) == 0 {
                 notice::take_back(expected, seen);
                 crate::crash_point::pass("orphans.settled");
                 return;
@@ -39,8 +40,9 @@ impl Core {
         }
     }
 
-    /// Returns how many were found. Heads come first, so one scan goes down whole chains.
-    fn drop_orphans_once(&self, extents: &[Extent]) -> usize {
+    /// Returns how many were found. Heads come first, so one scan goes down whole chains. `version` is that of the
+    /// extents before they were read.
+    pub(crate) fn drop_orphans_once(&self, extents: &[Extent], version: u64) -> usize {
         let ready = extents.iter().filter(|extent| extent.state == ExtentState::Ready);
         let mut children: Vec<(u64, BlockRef)> =
             ready.flat_map(Extent::slots).filter_map(|s| self.child_in(s)).collect();
@@ -51,6 +53,10 @@ impl Core {
             let parent = BlockRef(header.parent.load(Relaxed));
             if header.state.load(Acquire) == sealed_word(block.generation()) && !self.may_be_found(parent) {
                 found += 1;
+                if self.control.header().extents_version.load(SeqCst) != version {
+                    // An extent may be on its way out since, and the parent elsewhere without its child's knowing yet.
+                    break;
+                }
                 self.stats.blocks_evicted.add(u64::from(self.expel(block)));
                 crate::crash_point::pass("orphans.dropped");
             }

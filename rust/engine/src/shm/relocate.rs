@@ -81,10 +81,16 @@ impl Core {
         let bucket = self.lock_bucket(self.bucket_of(identity, key))?;
         let word = sealed_word(block.generation());
         let evicting = SlotState::new(block.generation(), self.me.row, State::Evicting);
-        header.state.compare_exchange(word, evicting.encode(), SeqCst, Relaxed).ok()?;
+        // Said before the block is out of sight: else a reader would take it for absent.
+        bucket.begin();
+        if header.state.compare_exchange(word, evicting.encode(), SeqCst, Relaxed).is_err() {
+            bucket.finish();
+            return None;
+        }
         crate::crash_point::pass("retire.moving");
         if is_leased(header) {
             let _mine = header.state.compare_exchange(evicting.encode(), word, SeqCst, Relaxed);
+            bucket.finish();
             return None;
         }
         // From here on nobody touches the block any more.
@@ -92,7 +98,6 @@ impl Core {
         let own = self.control.slot_unchecked(copy.slot());
         own.parent.store(header.parent.load(Acquire), Relaxed);
         self.control.stamp(copy.slot()).store(self.control.stamp(block.slot()).load(SeqCst), SeqCst);
-        bucket.begin();
         bucket.link(copy.slot());
         crate::crash_point::pass("retire.linked");
         let reserved = self.reserved_state(copy).encode();
@@ -107,13 +112,14 @@ impl Core {
     }
 
     /// Tell the children of moved blocks where those are now. Nobody else ever has an old reference as a parent, so it
-    /// does not matter what became of a slot that has one.
-    pub(crate) fn rename_moved_parents(&self, extents: &[Extent], moved: &Moved) {
+    /// does not matter what became of a slot that has one. They may be in an extent that came meanwhile, or in one that
+    /// a sibling is taking.
+    pub(crate) fn rename_moved_parents(&self, ns: Namespace, moved: &Moved) {
         crate::crash_point::pass("retire.moved");
         if moved.is_empty() {
             return;
         }
-        for slot in extents.iter().flat_map(Extent::slots) {
+        for slot in self.all_extents().iter().filter(|extent| extent.namespace == ns.0).flat_map(Extent::slots) {
             let Some(header) = self.control.slot(slot) else { continue };
             let old = BlockRef(header.parent.load(Acquire));
             let Some(new) = moved.get(&old) else { continue };
@@ -129,5 +135,47 @@ impl Core {
                 self.keep(state.block(slot));
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::AtomicU64;
+    use crate::{OpenOptions, Pool};
+
+    #[test]
+    fn a_reader_never_takes_a_block_that_moves_for_absent() {
+        const MOVES: usize = 20_000;
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let ns = pool.namespace(&[1; 32], 0, &[64], "test").expect("a namespace");
+        core.grow(ns).expect("room");
+        let key = Key::new(&[7; 16]).expect("a key");
+        let block = pool.reserve(ns, &[key], None, false).expect("a namespace")[0].1;
+        pool.mark_written(0, &[block], None).expect("reserved");
+        assert_eq!(pool.publish(&[block]).expect("written"), 1);
+        let identity = core.identity(ns).expect("a namespace");
+        let done = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut absent = 0;
+                while done.load(Acquire) == 0 {
+                    absent += usize::from(core.find_surely(&identity, &key) == Some(None));
+                }
+                absent
+            });
+            let mut slot = block.slot();
+            let mut target = core.take_free(ns, &core.extents(ns)).expect("a free slot");
+            for _ in 0..MOVES {
+                let there = target.0;
+                if let Some(left) = core.relocate(slot, target, &mut Moved::new()) {
+                    (slot, target) = (there, left);
+                }
+            }
+            done.store(1, Release);
+            assert_eq!(reader.join().expect("no panic"), 0);
+        });
     }
 }
