@@ -7,7 +7,7 @@
 use std::sync::PoisonError;
 
 use crate::key::{BlockRef, Key};
-use crate::limits::{EVICT_BATCH_MAX, EVICT_BATCH_MIN, EVICT_SCANS_MAX};
+use crate::limits::{EVICT_BATCH_MAX, EVICT_BATCH_MIN, EVICT_SCANS_MAX, GUARDED_MAX};
 use crate::shm::core::Core;
 use crate::shm::extent::{Extent, ExtentState};
 use crate::shm::free::TakenSlot;
@@ -108,19 +108,25 @@ impl Core {
         });
         let slot_bytes = extents.iter().map(Extent::slot_bytes).max().unwrap_or(0);
         let Victims { mut victims, guarded } = choose(blocks, slot_bytes, shares, evictor, wanted);
+        let mut refreshed = 0;
         for (stamp, slot) in guarded {
-            self.guard(slot, stamp);
+            if refreshed >= GUARDED_MAX {
+                // Chains are long, or share what is before them: the next scan goes on here.
+                victims.retain(|victim| victim.0 < stamp);
+                break;
+            }
+            refreshed += self.guard(slot, stamp);
         }
         victims.reverse();
         victims
     }
 
-    /// Take a block that has to stay out of the way of those that go.
-    fn guard(&self, slot: u32, stamp: u64) {
-        let Some(header) = self.control.slot(slot) else { return };
+    /// Take a block that has to stay out of the way of those that go. Returns how many blocks were refreshed for it.
+    fn guard(&self, slot: u32, stamp: u64) -> usize {
+        let Some(header) = self.control.slot(slot) else { return 0 };
         let word = header.state.load(Acquire);
         if self.control.stamp(slot).load(SeqCst) != stamp {
-            return;
+            return 0;
         }
         match SlotState::decode(word) {
             Some(state) if state.state == State::Sealed => self.keep(state.block(slot)),
@@ -203,25 +209,25 @@ impl Core {
 
     /// A sibling is trying to evict this candidate and may have to bring it back, or is about to publish it: the chain
     /// before it stays until that is decided.
-    fn keep_before(&self, header: &SlotHeader, word: u64) {
+    fn keep_before(&self, header: &SlotHeader, word: u64) -> usize {
         let before = BlockRef(header.parent.load(Acquire));
         let may_come_back = |state: SlotState| matches!(state.state, State::Evicting | State::Reserved);
         if !SlotState::decode(word).is_some_and(may_come_back) {
-            return;
+            return 0;
         }
-        if before.0 != 0 && header.state.load(Acquire) == word {
-            self.keep(before);
-        }
+        if before.0 != 0 && header.state.load(Acquire) == word { self.keep(before) } else { 0 }
     }
 
-    /// A candidate stays though it was not touched: then so does the chain before it.
-    pub(crate) fn keep(&self, block: BlockRef) {
-        if self.pin(block) {
-            self.guard_chain_of(block);
-            if let Err(error) = self.unpin(block) {
-                log::error!("pegaflow: {error}");
-            }
+    /// A candidate stays though it was not touched: then so does the chain before it. Returns how many blocks that are.
+    pub(crate) fn keep(&self, block: BlockRef) -> usize {
+        if !self.pin(block) {
+            return 0;
         }
+        let refreshed = self.guard_chain_of(block);
+        if let Err(error) = self.unpin(block) {
+            log::error!("pegaflow: {error}");
+        }
+        refreshed
     }
 
     /// FREEING by this process to RESERVED by it, at the next generation, without going through FREE.
@@ -277,6 +283,7 @@ pub(crate) fn name_of(header: &SlotHeader) -> Option<(Identity, Key)> {
 mod tests {
     use super::*;
     use crate::shm::extent::store_state;
+    use crate::shm::shares::Share;
     use crate::{OpenOptions, Pool};
 
     #[test]
@@ -294,6 +301,45 @@ mod tests {
         assert_eq!(core.evict_one(block.slot(), stamp, Some(ours)), None);
         assert_eq!(pool.lookup(theirs, &[key], 0).expect("a namespace"), 1);
         assert!(core.evict_one(block.slot(), stamp, Some(theirs)).is_some());
+    }
+
+    #[test]
+    fn one_scan_refreshes_a_bounded_number_of_blocks_whatever_chains_share() {
+        const PREFIX: usize = 300;
+        const TAILS: usize = 2 * GUARDED_MAX / PREFIX;
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let ns = pool.namespace(&[1; 32], 0, &[64], "test").expect("a namespace");
+        core.grow(ns).expect("room");
+        let keys: Vec<Key> =
+            (0..PREFIX + TAILS + 1).map(|number| Key::new(&number.to_le_bytes()).expect("a key")).collect();
+        let store = |number: usize, parent: Option<usize>| {
+            let parent = parent.map(|parent| keys[parent]);
+            let block = pool.reserve(ns, &keys[number..=number], Some(&[parent]), false).expect("a namespace")[0].1;
+            pool.mark_written(0, &[block], None).expect("reserved");
+            assert_eq!(pool.publish(&[block]).expect("written"), 1);
+            (core.control.stamp(block.slot()).load(SeqCst), block.slot())
+        };
+        for number in 0..PREFIX {
+            store(number, number.checked_sub(1));
+        }
+        let tails: Vec<Stamped> = (0..TAILS).map(|tail| store(PREFIX + tail, Some(PREFIX - 1))).collect();
+        let (_, nobodys) = store(PREFIX + TAILS, None);
+        core.disown(nobodys, core.me.row);
+        let mut rows = vec![Share::default(); 2];
+        rows[core.me.row as usize] = Share { weight_milli: 1, bytes: u64::MAX, used_bytes: 1 };
+        let evictor = Evictor { row: 1, own: false, any: false };
+        let clock = || core.control.header().clock.load(SeqCst);
+        let (mut scans, mut before) = (0, clock());
+        while core.scan_candidates(ns, &Shares::of_rows(rows.clone()), evictor).is_empty() {
+            let ticks = clock() - before;
+            assert!((1..=(GUARDED_MAX + PREFIX + 1) as u64).contains(&ticks), "{ticks} blocks");
+            (scans, before) = (scans + 1, clock());
+        }
+        assert!(scans > 0, "all of them in one scan");
+        let unchanged = |(stamp, slot): &&Stamped| core.control.stamp(*slot).load(SeqCst) == *stamp;
+        assert_eq!(tails.iter().filter(unchanged).count(), 0, "each is out of the way before the victim goes");
     }
 
     #[test]

@@ -56,9 +56,12 @@ impl Core {
         self.refresh(chain, Account::Mine);
     }
 
-    fn refresh(&self, chain: &[BlockRef], account: Account) {
+    /// Returns how many blocks were given new stamps, each as often as it was.
+    fn refresh(&self, chain: &[BlockRef], account: Account) -> usize {
+        let mut refreshed = 0;
         for _ in 0..TOUCHES_MAX {
             let links = self.links_of(chain);
+            refreshed += links.len();
             let newest = self.tick(links.len() as u64);
             for (position, link) in links.iter().enumerate() {
                 self.raise_stamp(link.block.slot(), newest.saturating_sub(position as u64), account);
@@ -72,9 +75,10 @@ impl Core {
                 }
             }
             if same {
-                return;
+                break;
             }
         }
+        refreshed
     }
 
     /// Refresh the chain that ends in `tail`, which is pinned by the caller.
@@ -83,8 +87,8 @@ impl Core {
     }
 
     /// As [`Self::refresh_chain_of`], on the accounts of whoever used the blocks last.
-    pub(crate) fn guard_chain_of(&self, tail: BlockRef) {
-        self.refresh(&[tail], Account::Unchanged);
+    pub(crate) fn guard_chain_of(&self, tail: BlockRef) -> usize {
+        self.refresh(&[tail], Account::Unchanged)
     }
 
     fn raise_stamp(&self, slot: u32, tick: u64, account: Account) {
