@@ -1,8 +1,9 @@
 //! Processes die by kill -9 at every named point, alone and in every pair of points, or stand still at one while others
 //! die. Each time survivors go on within bounds, every invariant holds, nothing is lost, and no byte is wrong.
 //!
-//! `PEGAFLOW_TEST_KILLS` is the number of deaths at each point alone, `PEGAFLOW_TEST_SEED` repeats the choices of a
-//! run, `PEGAFLOW_CRASH_JSON` names a file for the figures. `make crash KILLS=n` sets them.
+//! `PEGAFLOW_TEST_KILLS` is the least number of deaths at each point; below 100 every point meets only some of the
+//! others, chosen by chance, so that all pairs have had their turn after some runs. `PEGAFLOW_TEST_SEED` repeats the
+//! choices of a run, `PEGAFLOW_CRASH_JSON` names a file for the figures. `make crash KILLS=n` sets them.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "shared with the processes to kill")]
 
 use std::io::IsTerminal;
@@ -23,8 +24,15 @@ use kill::random::{mix, seed};
 use pegaflow_engine::crash_point;
 
 const KILLS: u64 = 50;
+/// From so many deaths at each point on, it meets every other.
+const KILLS_OF_ALL_PAIRS_MIN: u64 = 100;
 /// Deaths at each point alone for each round of all pairs.
 const KILLS_PER_ROUND_OF_PAIRS: u64 = 50;
+/// Share of the pairs in a short run.
+const PAIRS_PERCENT: u64 = 10;
+/// Of a hundred pairs, this many may not come about: what a death leaves behind can keep the other process from ever
+/// coming to its point, and on a busy machine a sibling may be faster each time.
+const UNMET_PERCENT_MAX: u64 = 1;
 /// Rounds in which each pair has met in each way.
 const ROUNDS_OF_PAIRS_MAX: u64 = 3;
 /// As many as small machines have CPUs.
@@ -35,14 +43,19 @@ enum Job {
     /// Every point once.
     Round,
     /// A point with every other.
-    Pairs(&'static str, usize),
+    Pairs(&'static str, usize, u64),
 }
 
 fn jobs(kills: u64) -> Vec<Job> {
+    let names = crash_point::names();
     let mut jobs: Vec<Job> = (0..kills).map(|_| Job::Round).collect();
+    if kills < KILLS_OF_ALL_PAIRS_MIN {
+        jobs.extend(names.iter().map(|name| Job::Pairs(name, 0, PAIRS_PERCENT)));
+        return jobs;
+    }
     let rounds = kills.div_ceil(KILLS_PER_ROUND_OF_PAIRS).min(ROUNDS_OF_PAIRS_MAX) as usize;
     for round in 0..rounds {
-        jobs.extend(crash_point::names().iter().map(|name| Job::Pairs(name, round)));
+        jobs.extend(names.iter().map(|name| Job::Pairs(name, round, 100)));
     }
     jobs
 }
@@ -53,7 +66,7 @@ fn run_lane(jobs: &[Job], next: &AtomicUsize, mut lane: Lane) -> Tally {
         match jobs.get(number) {
             None => return lane.tally,
             Some(Job::Round) => lane.round(),
-            Some(Job::Pairs(first, round)) => lane.pairs(first, *round),
+            Some(Job::Pairs(first, round, percent)) => lane.pairs(first, *round, *percent),
         }
         show_progress(number + 1, jobs.len());
     }
@@ -94,6 +107,9 @@ fn deaths_at_every_point_alone_and_in_pairs_harm_nobody() {
         tally.pairs,
         tally.missed
     );
+    let unmet = &tally.unmet;
+    println!("{} pairs did not come about: {unmet:?}", unmet.len());
+    assert!(unmet.len() as u64 <= (tally.pairs * UNMET_PERCENT_MAX).div_ceil(100), "too many: {unmet:?}");
     for (name, row) in tally.rows() {
         assert!(row.kills >= kills, "{name}: {} kills", row.kills);
     }

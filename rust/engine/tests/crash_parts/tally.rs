@@ -22,11 +22,13 @@ pub struct Tally {
     pub pairs: u64,
     /// Tries in which a process ended without having come to its point.
     pub missed: u64,
+    /// Pairs that did not come about.
+    pub unmet: Vec<String>,
 }
 
 impl Tally {
     pub fn new() -> Self {
-        Self { rows: vec![Row::default(); crash_point::names().len()], pairs: 0, missed: 0 }
+        Self { rows: vec![Row::default(); crash_point::names().len()], pairs: 0, missed: 0, unmet: Vec::new() }
     }
 
     pub fn row(&mut self, point: &str) -> &mut Row {
@@ -51,6 +53,7 @@ impl Tally {
         }
         self.pairs += other.pairs;
         self.missed += other.missed;
+        self.unmet.extend(other.unmet.iter().cloned());
     }
 
     pub fn rows(&self) -> impl Iterator<Item = (&'static str, &Row)> {
@@ -102,7 +105,7 @@ impl Tally {
             .collect();
         serde_json::json!({
             "kills_per_point": kills_per_point, "kills": self.total().kills, "pairs": self.pairs,
-            "stops": self.total().stops, "missed": self.missed, "elapsed_s": elapsed.as_secs_f64(), "points": points,
+            "stops": self.total().stops, "missed": self.missed, "unmet": self.unmet, "elapsed_s": elapsed.as_secs_f64(), "points": points,
         })
     }
 }
