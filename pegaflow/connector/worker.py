@@ -62,6 +62,7 @@ class WorkerHalf:
         self._follower: Follower | None = None
         self._loads_started: StepPlan | None = None
         self._saves_started: StepPlan | None = None
+        self._queued: set[str] = set()
         self._ended: list[Task] = []
         self._invalid_blocks: set[int] = set()
         self._report = RankReport()
@@ -130,13 +131,13 @@ class WorkerHalf:
         self._loads_started = plan
         if plan.pool is not None:
             self._attached(plan.pool)  # with the first plan that names the pool, so that the first job need not
-        if self._copies is not None and plan.runs_model:
-            self._copies.set_stepping(True)
         for job in plan.loads:
             task = Task(load=job.request_id)
             if job.follow and self._follower is not None and self._follower.ready:
                 task.stage_ends = self._follower.stage_ends
             self._start(task, job.blocks, plan.pool, doomed=job.doomed)
+        if self._copies is not None and plan.runs_model:
+            self._copies.set_stepping(True)
 
     def start_step(self, plan: StepPlan) -> None:
         """A step begins, before anything of it is queued on the device."""
@@ -168,15 +169,16 @@ class WorkerHalf:
     def poll(self, settle: bool = False) -> tuple[set[str], set[str]]:
         """``(ended, failed)`` loads since the last call, the failed ones in both. ``settle``: wait for saves."""
         copies = self._copies
-        received: set[str] = set()
         if copies is not None:
             copies.set_stepping(False)
             self._guard.run("starting loads", None, lambda: copies.retry(self._layouts))
             if settle:
                 copies.settle(SETTLE_SECONDS_MAX)
-            received |= self._take_queued(copies)
+            self._queued |= self._take_queued(copies)
             self._ended += copies.poll()
             self._problem = self._problem or copies.problem()
+        # Kept until here: should a call above fail, vLLM hears of them the next time.
+        received, self._queued = self._queued, set()
         failed: set[str] = set()
         ended, self._ended = self._ended, []
         for task in ended:

@@ -10,7 +10,7 @@ from pegaflow.connector.copies import NativeTypes
 from pegaflow.connector.early import EarlyStart, likely_namespaces
 from pegaflow.connector.locking_report import LockingReport
 from pegaflow.metrics import Recorder
-from tests.fakes import FakeCopier, FakeLayout, FakeNamespace, FakePool
+from tests.fakes import FakeCopier, FakeLayout, FakePool
 from tests.unit.mini_engine import PART_BYTES, MiniEngine
 
 PROMPT = list(range(100, 140))
@@ -223,7 +223,7 @@ def test_a_device_copier_is_made_as_configured_and_unlocks_only_wrong_guesses(mo
             "save_bytes_per_second_max": 10**9,
         },
     )
-    right, wrong = FakeNamespace(pool, 1, [64]), FakeNamespace(pool, 2, [64])
+    right, wrong = (pool.namespace(bytes([number]) * 32, number, [64]) for number in (1, 2))
     for namespace in (right, wrong):
         copier.expect(namespace, 0)  # type: ignore[arg-type]
     copier.register(right, 0)  # type: ignore[arg-type]
