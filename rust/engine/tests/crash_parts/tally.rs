@@ -105,7 +105,8 @@ impl Tally {
             .collect();
         serde_json::json!({
             "kills_per_point": kills_per_point, "kills": self.total().kills, "pairs": self.pairs,
-            "stops": self.total().stops, "missed": self.missed, "unmet": self.unmet, "elapsed_s": elapsed.as_secs_f64(), "points": points,
+            "stops": self.total().stops, "missed": self.missed, "unmet": self.unmet,
+            "elapsed_s": elapsed.as_secs_f64(), "points": points,
         })
     }
 }
