@@ -38,13 +38,14 @@ class StagedCopier(Protocol):
 
 
 def stage_ends(layer_ends: Sequence[int]) -> tuple[int, ...]:
-    """Where stages of about equal size end, given where layers end in a block (bytes, ascending); empty if a block is
+    """Where stages of about equal size end, given where layers end in a block (bytes); empty if a block is
     too small to be cut."""
-    total = max(layer_ends, default=0)
+    ordered = sorted(layer_ends)
+    total = ordered[-1] if ordered else 0
     stages = min(STAGES_MAX, max(2, total // STAGE_BYTES_AIM), total // STAGE_BYTES_MIN)
     ends: list[int] = []
     for stage in range(1, stages + 1):
-        end = next(end for end in sorted(layer_ends) if end * stages >= total * stage)
+        end = next(end for end in ordered if end * stages >= total * stage)
         if not ends or end > ends[-1]:
             ends.append(end)
     return tuple(ends) if len(ends) > 1 else ()

@@ -113,7 +113,7 @@ impl Board {
         self.jobs_in_flight += 1;
         self.blocks_queued += job.refs.len();
         if job.followed {
-            self.followed.publish(job.id, &[], false);
+            self.followed.publish(job.id, Vec::new(), false);
         }
         self.new.push_back(job);
         self.job_last

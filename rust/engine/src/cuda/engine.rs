@@ -172,7 +172,7 @@ impl Engine {
         let staged = self.lanes.iter_mut().flat_map(Lane::take_staged).collect::<Vec<_>>();
         if !staged.is_empty() {
             let mut board = self.shared.lock();
-            staged.iter().for_each(|staged| board.followed.publish(staged.job, &staged.events, staged.all));
+            staged.into_iter().for_each(|staged| board.followed.publish(staged.job, staged.events, staged.all));
             drop(board);
             self.shared.done.notify_all();
         }

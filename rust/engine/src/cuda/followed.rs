@@ -19,8 +19,8 @@ pub(super) struct FollowedLoads {
 
 impl FollowedLoads {
     /// `job` was handed to the device up to and including these stages.
-    pub(super) fn publish(&mut self, job: JobId, events: &[Event], all: bool) {
-        self.stages.insert(job, events.to_vec());
+    pub(super) fn publish(&mut self, job: JobId, events: Vec<Event>, all: bool) {
+        self.stages.insert(job, events);
         if all {
             self.queued.push(job);
         }
@@ -83,10 +83,10 @@ mod tests {
     #[test]
     fn a_load_that_is_over_needs_no_event() {
         let mut followed = FollowedLoads::default();
-        followed.publish(7, &[Event(1)], false);
+        followed.publish(7, vec![Event(1)], false);
         assert_eq!(followed.event(7, 0).unwrap(), Some(Event(1)));
         assert!(followed.event(7, 1).is_err());
-        followed.publish(7, &[Event(1), Event(2)], true);
+        followed.publish(7, vec![Event(1), Event(2)], true);
         assert_eq!(followed.event(7, 1).unwrap(), Some(Event(2)));
         assert_eq!(followed.take_queued(), [7]);
         assert!(followed.take_queued().is_empty());
