@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._common import Result, finish, median, note, pool_place
+from benchmarks._tiny_model import TINY_LLAMA
 from pegaflow import _native
 
 STARTS = 5
@@ -17,20 +18,6 @@ START_SECONDS_MAX = 300.0
 POOL_BYTES = 4 << 30
 """Of two pools at a time. Engines make room for blocks as soon as they are up, so this much memory may be taken."""
 MODEL = Path("build/models/gemma3-270m")
-TINY_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "bfloat16",
-}
-"""Used with random weights where there is no real model: then no weights have to be identified either."""
 
 # Each start has a process of its own, and what is timed begins once vLLM has been imported: the time until an engine
 # can take requests. Importing takes ten times as long, and varies by more than the connector costs.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks._tiny_model import TINY_LLAMA
 from benchmarks._vllm_report import Run, table
 
 CHILD = Path(__file__).with_name("_vllm_child.py")
@@ -31,19 +32,7 @@ SERVER_READY = "server listening"
 POLL_SECONDS = 0.05
 GB = 10**9
 
-TINY_MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16",
-}
+TINY_MODEL = {**TINY_LLAMA, "max_position_embeddings": 4096}
 TINY_SIZES = {
     "prompts": 3,
     "input_tokens": 256,

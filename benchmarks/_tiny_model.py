@@ -1,0 +1,16 @@
+"""A model small enough to start anywhere."""
+
+TINY_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}
+"""Used with random weights where there is no real model: then no weights have to be identified either."""
