@@ -114,6 +114,43 @@ class Pool:
         """Near which NUMA nodes this process makes memory for the parts of the namespace, for segments to come;
         ``None``: anywhere. A preference: where a node has no memory left, others are used."""
 
+    def serve_ssd(
+        self,
+        directories: Sequence[str],
+        *,
+        capacity_bytes: int,
+        admission: str = "second_touch",
+        write_bytes_per_second_max: int = 0,
+        read_depth: int = 16,
+        write_depth: int = 8,
+        backend: str = "auto",
+    ) -> None:
+        """Keep blocks of this pool in files in ``directories`` (one per device), ``capacity_bytes`` in all: from now on
+        a thread of this process leads the pool's SSD tier when no other process does. Returns at once; the thread opens
+        the files (``ssd()`` tells how that went), and goes on trying while they are in use. Only the first call in a
+        process counts. ``admission``: ``"second_touch"`` (blocks that were used again, and those next to be evicted) or
+        ``"all"``. ``write_bytes_per_second_max`` 0: no limit. Depths: operations on their way to one directory, 1 to
+        128. ``backend``: ``"auto"``, ``"uring"`` or ``"threads"``.
+
+        Raises ``InvalidArgument`` for options that cannot be, ``ShmFull`` if there is no room for the tier's tables,
+        ``PoolRefused`` if the pool has a tier of another version."""
+
+    def ssd(self) -> dict[str, Any] | None:
+        """The pool's SSD tier, whoever leads it; ``None`` if the pool has none. ``state`` (``"none"``: nobody leads it,
+        ``"recovering"``, ``"serving"`` or ``"off"``: its disks failed), ``leads`` (this process does), ``problem`` (why
+        this process cannot lead, one sentence, or ``None``), and integers: ``zones_done`` of ``zones`` (recovery),
+        ``records``, ``read_bytes_per_second``, ``queued_bytes`` (asked for and not in memory yet), and counters over
+        all leaders that only rise: ``spilled_blocks``, ``spilled_bytes``, ``spill_lost`` (writes that failed),
+        ``spill_refused`` (bytes had changed in memory), ``read_blocks``, ``read_bytes``, ``read_joined`` (blocks asked
+        for again while they were being read), ``read_missed``, ``read_evicted``, ``read_damaged``, ``read_failed``,
+        ``read_dropped`` (read, then not published), ``read_wait_ms_max``, ``requests``, ``requests_refused``,
+        ``records_evicted``, ``hints_dropped``, ``ssd_dropped`` (blocks evicted from memory without being on SSD),
+        ``resets``, ``turned_off``."""
+
+    def ssd_read_seconds(self, block_bytes: int) -> float | None:
+        """How long ``block_bytes`` more bytes from SSD would take by what is queued and the bandwidth of late;
+        ``None`` if they would not come: no leader, off, or its disks do not answer."""
+
     def reap(self) -> int:
         """Clean up after dead processes now. Returns how many process rows were reaped."""
 
@@ -172,6 +209,23 @@ class Namespace:
         """How many other living processes have opened this namespace for themselves, not for a leader that they joined.
         A hint for those who wait for blocks: some may be counted that use another namespace only."""
 
+    def use_ssd(self) -> bool:
+        """Have blocks of this namespace, and of the other groups of its fingerprint, written to the pool's SSD tier and
+        found there. ``False`` if the pool has no tier (yet). From then on ``reset`` waits until the tier has forgotten,
+        for two seconds at most, and raises ``PoolBusy`` if it has not: the blocks are gone for all processes, but could
+        come back if the host went down right then."""
+
+    def tiers(self, keys: Sequence[bytes]) -> bytes:
+        """One byte per key: 0 absent, 1 in memory, 2 on SSD as far as is known. Takes no lock, waits for nothing,
+        changes nothing. Nothing is on SSD while nobody leads the tier."""
+
+    def prefetch(self, keys: Sequence[bytes], *, parent: bytes | None = None, chained: bool = True) -> Prefetch | None:
+        """Have what is on SSD of ``keys`` brought into memory, in their order; what is in memory already is held there
+        as well. ``chained``: each key is the child of the one before it and the first one of ``parent`` (``None``: it
+        is a first block), and the first key that is nowhere ends it; else no block has a parent and absent ones are
+        left out. ``parent`` should be leased. Of more than 1,024 keys only the first are taken. Never waits; ``None``
+        if nobody leads the tier, it is off, or too many requests are open: go on without."""
+
     def reset(self) -> int:
         """Invalidate every block of this namespace, and of the other groups of its fingerprint, for all processes at
         once, with one store; reservations made before can never be published. Blocks that are leased keep their bytes
@@ -179,6 +233,24 @@ class Namespace:
 
     def stats(self) -> dict[str, int]:
         """``slots``, ``slots_free``, ``blocks_sealed``, ``blocks_reserved`` (counted by a scan)."""
+
+@final
+class Prefetch:
+    """A request to the SSD tier. Dropped without ``close`` it is closed. A process that dies is as good as that."""
+
+    keys: int
+    """How many keys were taken."""
+
+    def poll(self) -> int | None:
+        """``None`` while blocks are on their way, else how many of the keys were found in memory or brought there,
+        from the first on if ``chained``. They are held for up to ten seconds, or until ``close``: lease them first."""
+
+    def found(self) -> int:
+        """As ``poll``, but how many it is so far."""
+
+    def close(self) -> None:
+        """Give up what the request holds, and ask for no more of it. What is being read comes into memory all the same,
+        held by nobody. Idempotent."""
 
 @final
 class KVLayout:
