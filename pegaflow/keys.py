@@ -1,7 +1,8 @@
 """Block keys and namespaces: which bytes may stand for which.
 
-Keys are vLLM's own block hashes, verbatim. This module picks the right ones for a group of larger blocks and makes the
-fingerprint of a namespace. Hashes that vLLM does not hand out are computed by ``pegaflow._native.block_hash``.
+Keys are vLLM's own block hashes, verbatim, except for requests with adapters. This module picks the right ones for a
+group of larger blocks and makes the fingerprint of a namespace. Hashes that vLLM does not hand out are computed by
+``pegaflow._native.block_hash``.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from typing import Any
 
 FINGERPRINT_BYTES = 32
 _FINGERPRINT_DOMAIN = b"pegaflow namespace 1\n"
+_ADAPTER_DOMAIN = b"pegaflow adapter key 1\n"
 
 
 def group_keys(block_hashes: Sequence[bytes], hashes_per_block: int) -> Sequence[bytes]:
@@ -21,6 +23,11 @@ def group_keys(block_hashes: Sequence[bytes], hashes_per_block: int) -> Sequence
     if hashes_per_block == 1:
         return block_hashes
     return block_hashes[hashes_per_block - 1 :: hashes_per_block]
+
+
+def adapter_key(identity: bytes, block_hash: bytes) -> bytes:
+    """Key of a block that was computed with an adapter: vLLM's hash, and what stands for the adapter's weights."""
+    return hashlib.sha256(_ADAPTER_DOMAIN + identity + block_hash).digest()
 
 
 def fingerprint(factors: Mapping[str, Any]) -> bytes:

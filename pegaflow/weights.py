@@ -63,6 +63,15 @@ def changed_since_start(path: str) -> bool:
     return any(file.stat().st_mtime > started and not _blob_name(file) for file in _weight_files(Path(path)))
 
 
+def stamps(path: str) -> tuple[tuple[str, int, int, int], ...]:
+    """Name, time, length and inode of each file of weights and of the configurations beside them: something changes
+    when one of them is replaced."""
+    root = Path(path)
+    files = _weight_files(root) + (sorted(root.glob("*config.json")) if root.is_dir() else [])
+    stats = [(file.name, file.stat()) for file in files]
+    return tuple((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
+
+
 def process_started() -> float:
     """When this process was started, in seconds since the epoch."""
     with open("/proc/self/stat", "rb") as stat:
@@ -152,8 +161,11 @@ def _safetensors_ranges(read: _Read, size: int) -> tuple[int, list[tuple[int, in
     return header_end, ranges
 
 
-def local_snapshot(model: str, revision: str | None, cache_dir: str | None) -> str | None:
+def local_snapshot(
+    model: str, revision: str | None, cache_dir: str | None, config_name: str = "config.json"
+) -> str | None:
     """Directory or file that holds ``model`` on this host: a path, or a hub repository that was downloaded before.
+    ``config_name``: a file that it has.
 
     Never asks the network. ``None`` if the weights are somewhere else (an object store, for instance).
     """
@@ -164,7 +176,7 @@ def local_snapshot(model: str, revision: str | None, cache_dir: str | None) -> s
     except ImportError:
         return None
     try:
-        found = try_to_load_from_cache(model, "config.json", cache_dir=cache_dir, revision=revision)
+        found = try_to_load_from_cache(model, config_name, cache_dir=cache_dir, revision=revision)
     except ValueError:
         return None  # not a repository name at all
     return os.path.dirname(found) if isinstance(found, str) else None

@@ -14,6 +14,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
 
 from pegaflow import _native
+from pegaflow.connector.adapters import Adapters
 from pegaflow.connector.geometry import Geometry, Group, GroupKind
 from pegaflow.connector.layout import LayerTensor
 from pegaflow.connector.metadata import Rank, RankReport, StepPlan, WorkerShape
@@ -212,12 +213,19 @@ def numbers_media(vllm_config: Any) -> bool:
 def bypasses_cache(request: Any, media_numbered: bool = False) -> bool:
     """Whether a request must neither load nor save. ``media_numbered``: see ``numbers_media``.
 
-    Streaming sessions rewrite blocks that were hashed. An adapter is hashed by its name (and path), not its weights, so
-    blocks that outlive the process could be met by another adapter of the same name.
+    Streaming sessions rewrite blocks that were hashed.
     """
     if media_numbered and getattr(request, "mm_features", None):
         return True
-    return bool(getattr(request, "resumable", False)) or request.lora_request is not None
+    return bool(getattr(request, "resumable", False))
+
+
+def adapters(vllm_config: Any) -> Adapters:
+    """LoRA adapters of this engine, with what of vLLM's configuration changes the bytes that one computes."""
+    lora = getattr(vllm_config, "lora_config", None)
+    names = ("lora_dtype", "fully_sharded_loras", "target_modules", "enable_tower_connector_lora")
+    traits = " ".join(f"{name}={getattr(lora, name, None)}" for name in names)
+    return Adapters(traits, vllm_config.load_config.download_dir)
 
 
 def skips_reading(request: Any) -> bool:
@@ -283,7 +291,7 @@ def scheduled_requests(
         _follow_tables(scheduler_output, table)
     for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
         state = table.get(request_id)
-        if state is None or state.bypass:
+        if state is None or state.left_alone:
             continue
         request = state.request
         tables = partial(getattr, state, "tables")

@@ -314,6 +314,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             wiped_by_first_pass=compat.wiped_by_first_pass(vllm_config),
             hash_tokens=compat.token_hasher(vllm_config),
             bypasses=partial(compat.bypasses_cache, media_numbered=compat.numbers_media(vllm_config)),
+            adapters=compat.adapters(vllm_config),
         )
         self._store.prepare()
         _warn(vllm_config, geometry)

@@ -212,7 +212,7 @@ class Loads:
 
     def _keys(self, state: RequestState) -> dict[int, Sequence[bytes]]:
         """Keys of each group's full blocks, and of the tail behind them if there is one."""
-        hashes = state.request.block_hashes
+        hashes = state.hashes()
         keys = {group.index: group_keys(hashes, group.hashes_per_block) for group in self._geometry.groups}
         tail = self._tails.to_load(state)
         if tail is not None:

@@ -9,14 +9,16 @@ blocks of a request that was aborted while loading, so the load goes on without 
 until all ranks have reported.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from pegaflow.connector.adapters import Adapter
 from pegaflow.connector.matching import Need
 from pegaflow.connector.metadata import LoadOutcome
 from pegaflow.connector.tails import Tail
+from pegaflow.keys import adapter_key
 
 
 class Phase(Enum):
@@ -60,6 +62,8 @@ class RequestState:
     """vLLM's request; read, never changed."""
     bypass: bool = False
     """Neither loaded nor saved (see ``compat.bypasses_cache``)."""
+    adapter: Adapter | None = None
+    """The LoRA adapter that the request asks for."""
     phase: Phase = Phase.QUEUED
     offer: Offer | None = None
     """Leases held in OFFERED, LOADING and ORPHANED."""
@@ -87,6 +91,27 @@ class RequestState:
     """Whether it has asked for the last time."""
     load_started: float = 0.0
     load_overdue: bool = False
+    _adapter_keys: list[bytes] = field(default_factory=list)
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether the request may neither load nor save, now or ever."""
+        return self.bypass or (self.adapter is not None and not self.adapter.usable)
+
+    def hashes(self) -> Sequence[bytes]:
+        """Keys of the sequence's full hash blocks: vLLM's hashes, and the identity of the adapter in them if any."""
+        hashes: Sequence[bytes] = self.request.block_hashes
+        if self.adapter is None:
+            return hashes
+        self._adapter_keys.extend(map(self.key_of, hashes[len(self._adapter_keys) :]))
+        return self._adapter_keys
+
+    def key_of(self, block_hash: bytes) -> bytes:
+        """Key of a block of this request that vLLM's hash function gives ``block_hash``."""
+        if self.adapter is None:
+            return block_hash
+        assert self.adapter.identity is not None
+        return adapter_key(self.adapter.identity, block_hash)
 
 
 class RequestTable:
@@ -120,7 +145,9 @@ class RequestTable:
         state = self._states.get(request.request_id)
         if state is None:
             state = self._states[request.request_id] = RequestState(request, bypass)
-        state.request = request
+        if state.request is not request:
+            state.request = request
+            state._adapter_keys.clear()
         return state
 
     def make_offer(self, state: RequestState, offer: Offer) -> None:

@@ -104,7 +104,7 @@ class Saves:
         """
         namespaces = self._store.namespaces()
         room = self._pins.room
-        if namespaces is None or state.bypass or not room:
+        if namespaces is None or state.left_alone or not room:
             return None
         blocks: list[GroupBlocks] = []
         keys: list[tuple[int, bytes]] = []
@@ -200,7 +200,7 @@ class Saves:
     ) -> list[Reserved]:
         """Each block of one group that is to be copied."""
         confirmed = computed_tokens - 1 if self._geometry.lookahead else computed_tokens
-        keys = group_keys(state.request.block_hashes, group.hashes_per_block)
+        keys = group_keys(state.hashes(), group.hashes_per_block)
         start = state.saved_blocks.get(group.index, 0)
         stop = min(confirmed // group.block_tokens, len(keys), len(table))
         if start >= stop:

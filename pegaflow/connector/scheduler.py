@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from pegaflow.config import ConnectorConfig
+from pegaflow.connector.adapters import Adapters
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.landing import Landings
-from pegaflow.connector.loads import MISS, Answer, Loads
+from pegaflow.connector.loads import ASK_AGAIN, MISS, Answer, Loads
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import PoolAddress, RankReport, SaveJob, StepPlan
 from pegaflow.connector.namespaces import Store
@@ -47,14 +48,15 @@ class SchedulerHalf:
         ranks: int,
         settle: bool = False,
         bypasses: Callable[[Any], bool] = lambda request: False,
+        adapters: Adapters | None = None,
         names_layers: bool = False,
         wiped_by_first_pass: bool = False,
         hash_tokens: HashTokens | None = None,
     ) -> None:
         """``ranks``: workers that report each job. ``settle``: see ``StepPlan.settle``. ``bypasses``: tells requests
-        that must be left alone. ``names_layers``: whether vLLM names each layer before it runs, so that forward passes
-        can follow loads. ``wiped_by_first_pass``: see ``compat.wiped_by_first_pass``. ``hash_tokens``: vLLM's hash of
-        the tokens of a tail."""
+        that must be left alone. ``adapters``: tells LoRA adapters apart. ``names_layers``: whether vLLM names each
+        layer before it runs, so that forward passes can follow loads. ``wiped_by_first_pass``: see
+        ``compat.wiped_by_first_pass``. ``hash_tokens``: vLLM's hash of the tokens of a tail."""
         self.table = RequestTable()
         self._config = config
         self._geometry = geometry
@@ -62,6 +64,7 @@ class SchedulerHalf:
         self._recorder = recorder
         self._settle = settle
         self._bypasses = bypasses
+        self._adapters = adapters or Adapters()
         self._wiped_later = wiped_by_first_pass
         self._pins = Pins()
         self._bound = False
@@ -86,18 +89,20 @@ class SchedulerHalf:
 
     def add_request(self, request: Any) -> None:
         """vLLM has taken a new request on."""
-        self.table.ensure(request, self._bypasses(request))
+        self._state_of(request)
 
     def match(self, request: Any, computed_tokens: int, skips_reading: bool) -> Answer:
         """``(tokens beyond computed_tokens, asynchronous)``; ``(None, False)``: ask again in the next step."""
-        state = self.table.ensure(request, self._bypasses(request))
+        state = self._state_of(request)
         if not self._config.reads or state.bypass or skips_reading or self._store.off or self._wiped_later:
             return MISS
+        if state.left_alone:
+            return ASK_AGAIN if state.adapter is not None and state.adapter.worth_waiting else MISS
         return self._loads.match(state, computed_tokens)
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
         """vLLM has allocated blocks; ``external_tokens`` of them are to be loaded, perhaps fewer than offered."""
-        state = self.table.ensure(request, self._bypasses(request))
+        state = self._state_of(request)
         state.computed_seen = 0
         self._loads.allocated(state, self._select(tables) if external_tokens > 0 else (), external_tokens)
 
@@ -189,7 +194,16 @@ class SchedulerHalf:
         """Leave the pool. What is still being copied is never published. Idempotent."""
         self._guard.run("giving up saves", None, self._saves.abandon_all)
         self._guard.run("withdrawing offers", None, self._loads.withdraw_all)
+        self._adapters.close()
         self._store.close()
+
+    def _state_of(self, request: Any) -> RequestState:
+        known = self.table.get(request.request_id)
+        if known is not None and known.request is request:
+            return known
+        state = self.table.ensure(request, self._bypasses(request))
+        state.adapter = self._adapters.of(request.lora_request)
+        return state
 
     def _select(self, tables: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """Tables of the groups that take part."""

@@ -63,11 +63,12 @@ class Tails:
 
     def _of(self, state: "RequestState") -> Tail | None:
         if not state.tail_known:
-            state.tail = self._find(state.request)
+            state.tail = self._find(state)
             state.tail_known = True
         return state.tail
 
-    def _find(self, request: Any) -> Tail | None:
+    def _find(self, state: "RequestState") -> Tail | None:
+        request = state.request
         prompt_tokens = int(request.num_prompt_tokens)
         block, tokens = divmod(prompt_tokens, self._block_tokens)
         if tokens < TAIL_TOKENS_MIN or self._hash_tokens is None:
@@ -80,6 +81,5 @@ class Tails:
         if prompt_tokens % hash_tokens:
             key = self._hash_tokens(request, whole * hash_tokens, prompt_tokens, key)
         assert key is not None
-        return Tail(
-            block, prompt_tokens, bytes(key), bytes(hashes[block * self._hashes_per_block - 1]) if block else None
-        )
+        parent = bytes(hashes[block * self._hashes_per_block - 1]) if block else None
+        return Tail(block, prompt_tokens, state.key_of(bytes(key)), parent and state.key_of(parent))

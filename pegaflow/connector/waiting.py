@@ -60,7 +60,7 @@ class Waiting:
         for group in self._geometry.groups:
             blocks = tokens // group.block_tokens
             if tokens > computed_tokens and blocks:
-                yield group.index, bytes(state.request.block_hashes[blocks * group.hashes_per_block - 1])
+                yield group.index, bytes(state.hashes()[blocks * group.hashes_per_block - 1])
 
     def _others_live(self, namespaces: "Mapping[int, Namespace]", now: float) -> bool:
         if now >= self._probe_at:

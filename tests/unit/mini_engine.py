@@ -53,6 +53,7 @@ class MiniRequest:
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed_tokens: int = 0
     lora_request: Any = None
+    resumable: bool = False
     tables: list[list[int]] = field(default_factory=list)
     state: str = "waiting"
     hit_tokens: int = 0
@@ -148,7 +149,7 @@ class MiniEngine:
             self.recorder,
             ranks=ranks,
             settle=settle,
-            bypasses=lambda request: bool(request.lora_request),
+            bypasses=lambda request: request.resumable,
             names_layers=layers > 1,
             wiped_by_first_pass=wiped_by_first_pass,
             hash_tokens=hash_tokens,
@@ -233,7 +234,9 @@ class MiniEngine:
         states = [(self.scheduler.table.get(r.request_id), r.tables, after) for r, after in step]
         plan = self.scheduler.plan(
             lambda: [
-                (state, partial(list, tables), after) for state, tables, after in states if state and not state.bypass
+                (state, partial(list, tables), after)
+                for state, tables, after in states
+                if state and not state.left_alone
             ],
             bool(scheduled),
             lambda landing: self.unasked or bool({r.request_id for r in scheduled} - set(landing)),

@@ -180,6 +180,7 @@ def test_pool_that_was_busy_at_the_start_is_opened_later(monkeypatch: pytest.Mon
     monkeypatch.setattr(compat, "numbers_media", lambda config: False)
     monkeypatch.setattr(compat, "names_layers", lambda config: False)
     monkeypatch.setattr(compat, "wiped_by_first_pass", lambda config: False)
+    monkeypatch.setattr(compat, "adapters", lambda config: None)
     monkeypatch.setattr(f"{module}._warn", lambda *arguments: None)
     monkeypatch.setattr("pegaflow.connector.namespaces.RETRY_SECONDS", 0.01)
     connector._start_scheduler(ConnectorConfig())

@@ -343,13 +343,13 @@ def test_save_only_saves_and_never_loads() -> None:
     assert reader.scheduler.match(reader.add(PROMPT), 0, False) == (40, True)
 
 
-def test_request_with_an_adapter_is_left_alone() -> None:
+def test_streaming_session_is_left_alone() -> None:
     engine = MiniEngine()
     warm(engine)
-    request = engine.add(PROMPT, lora_request="adapter")
+    request = engine.add(PROMPT, resumable=True)
     engine.run()
     assert request.hit_tokens == 0
-    engine.add([5] * 20, lora_request="adapter")
+    engine.add([5] * 20, resumable=True)
     engine.run()
     assert saved_blocks(engine) == 10
 

@@ -241,10 +241,10 @@ def test_reset_leaves_no_tail_of_a_running_request() -> None:
 def test_requests_that_bypass_the_cache_have_no_tails() -> None:
     pool = FakePool()
     engine = prefill(pool)
-    engine.add(PROMPT, lora_request=object())
+    engine.add(PROMPT, resumable=True)
     engine.run()
     assert pool.slots == {}
     run(engine)
     engine = decode(pool)
-    request = engine.add(PROMPT, lora_request=object())
+    request = engine.add(PROMPT, resumable=True)
     assert engine.scheduler.match(request, 0, False) == (0, False)
