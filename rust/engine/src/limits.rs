@@ -145,6 +145,8 @@ pub const SSD_ZONES_MAX: u32 = 1 << 20;
 pub const SSD_EPOCHS_MAX: usize = 96;
 /// Operations on their way to one directory, each way.
 pub const SSD_DEPTH_MAX: u16 = 128;
+/// Damaged records that a check of an SSD cache names one by one.
+pub const SSD_PROBLEMS_MAX: usize = 100;
 /// Threads of one SSD cache where there is no io_uring.
 pub const SSD_THREADS_MAX: u16 = 256;
 /// Bytes of one operation: fewest, and most.

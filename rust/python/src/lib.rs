@@ -14,6 +14,7 @@ mod log;
 mod namespace;
 mod objects;
 mod pool;
+mod ssd;
 
 #[pyo3::pymodule]
 mod _native {
@@ -35,6 +36,8 @@ mod _native {
     use crate::objects::ObjectStore;
     #[pymodule_export]
     use crate::pool::Pool;
+    #[pymodule_export]
+    use crate::ssd::{ssd_inspect, ssd_remove, ssd_verify};
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name")]

@@ -3,6 +3,7 @@
 mod inspect;
 mod list;
 mod remove;
+mod ssd;
 mod system;
 mod verify;
 mod verify_blocks;
@@ -11,5 +12,6 @@ mod view;
 pub use inspect::inspect;
 pub use list::list_pools;
 pub use remove::{reap, remove};
+pub use ssd::{GoOn, ssd_inspect, ssd_remove, ssd_verify};
 pub use system::system_info;
 pub use verify::{Progress, verify};

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::buffer::Buffers;
+use super::check::Nowhere;
 use super::fake_disk::FakeDisk;
 use super::open::Opened;
 use super::options::StoreOptions;
@@ -107,6 +108,16 @@ impl Fixture {
 
     /// Open without recovery.
     pub(super) fn open(&self) -> Result<Store<Bytes>> {
+        self.open_with(self.options.clone())
+    }
+
+    /// Open to look.
+    pub(super) fn open_read_only(&self) -> Result<Store<Nowhere>> {
+        let (capacity_bytes, create, read_only) = (None, false, true);
+        self.open_with(StoreOptions { capacity_bytes, create, read_only, ..self.options.clone() })
+    }
+
+    fn open_with<T: ReadTarget>(&self, options: StoreOptions) -> Result<Store<T>> {
         self.disk.set_block(self.device_block);
         let disks = self.options.directories.len();
         let opened = (0..disks).map(|disk| Opened {
@@ -115,7 +126,7 @@ impl Fixture {
             device_block: self.device_block,
         });
         let buffers = Buffers::new(self.options.buffers() * disks as u16 + 1, self.options.chunk_bytes);
-        Store::assemble(self.options.clone(), Box::new(self.disk.io()), buffers, opened.collect())
+        Store::assemble(options, Box::new(self.disk.io()), buffers, opened.collect())
     }
 
     pub(super) fn recovered(&self) -> Store<Bytes> {

@@ -18,14 +18,30 @@ use crate::shm::names::check_pool_name;
 /// Version of the layout of these files, which is part of their names.
 pub const SSD_LAYOUT_VERSION: u32 = 1;
 
+const PREFIX: &str = "pegaflow-ssd-v";
 /// The one lock of a file.
-const LOCK_ROW: u32 = 0;
+pub(crate) const LOCK_ROW: u32 = 0;
 /// The smallest block there is.
 const SECTOR_BYTES: usize = 512;
 
 /// Path of the file of cache `name` of user `uid` in `dir`.
 pub fn cache_path(dir: &Path, uid: u32, name: &str) -> PathBuf {
-    dir.join(format!("pegaflow-ssd-v{SSD_LAYOUT_VERSION}-{uid}-{name}"))
+    dir.join(format!("{PREFIX}{SSD_LAYOUT_VERSION}-{uid}-{name}"))
+}
+
+/// What the name of a cache file says.
+pub(crate) struct CacheFileName {
+    pub(crate) version: u32,
+    pub(crate) uid: u32,
+    pub(crate) name: String,
+}
+
+/// Parse the name of a cache file; `None` for anything else.
+pub(crate) fn parse_cache_file(file_name: &str) -> Option<CacheFileName> {
+    let (version, rest) = file_name.strip_prefix(PREFIX)?.split_once('-')?;
+    let (uid, name) = rest.split_once('-')?;
+    check_pool_name(name).ok()?;
+    Some(CacheFileName { version: version.parse().ok()?, uid: uid.parse().ok()?, name: name.to_owned() })
 }
 
 /// An open cache file, locked as long as `lock` lives.
@@ -48,7 +64,8 @@ impl CacheFile {
         check_ours(&path, &handle)?;
         let lock = LockFile::new(handle)?;
         if !lock.try_lock(LOCK_ROW)? {
-            let text = format!("{} is in use by another process: stop it, or give this one a name", path.display());
+            let text =
+                format!("{} is in use by another process: stop it first, or use another directory", path.display());
             return Err(Error::new(ErrorKind::InUse, text));
         }
         let file = open_direct(&path)?;
@@ -60,7 +77,7 @@ impl CacheFile {
     }
 }
 
-fn open(path: &Path, create: bool, flags: i32) -> Result<File> {
+pub(crate) fn open(path: &Path, create: bool, flags: i32) -> Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK | flags;
     let mut options = OpenOptions::new();
     let opened =
@@ -80,7 +97,7 @@ fn open_direct(path: &Path) -> Result<File> {
     })
 }
 
-fn check_ours(path: &Path, file: &File) -> Result<()> {
+pub(crate) fn check_ours(path: &Path, file: &File) -> Result<()> {
     let meta = file.metadata().map_err(|error| io_error("look at", path, &error))?;
     let euid = nix::unistd::geteuid().as_raw();
     if !meta.is_file() || meta.uid() != euid || meta.mode() & 0o077 != 0 {
@@ -123,4 +140,19 @@ pub(crate) fn claim_space(file: &File, bytes: u64) -> io::Result<()> {
 /// Until the disk has it.
 pub(crate) fn sync_data(file: &File) -> io::Result<()> {
     file.sync_data()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_survive_format_and_parse() {
+        let path = cache_path(Path::new("/mnt"), 1000, "llama-3.1_8b");
+        let parsed = parse_cache_file(path.file_name().and_then(|name| name.to_str()).unwrap()).unwrap();
+        assert_eq!((parsed.version, parsed.uid, parsed.name.as_str()), (SSD_LAYOUT_VERSION, 1000, "llama-3.1_8b"));
+        for other in ["pegaflow-ssd-v1-1000-", "pegaflow-ssd-v1-x-a", "pegaflow-ssd-vx-1-a", "pegaflow-v1-1-a", "a"] {
+            assert!(parse_cache_file(other).is_none(), "{other}");
+        }
+    }
 }

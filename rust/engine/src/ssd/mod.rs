@@ -5,6 +5,9 @@
 //! directory; `queue` makes operations end; `io` is what an operating system has to offer.
 
 mod buffer;
+pub mod check;
+#[cfg(test)]
+mod check_tests;
 mod counters;
 #[cfg(test)]
 mod crash_tests;
@@ -16,7 +19,7 @@ mod fake_block;
 #[cfg(test)]
 mod fake_disk;
 mod fields;
-mod file;
+pub(crate) mod file;
 mod geometry;
 mod index;
 mod io;
@@ -25,6 +28,7 @@ mod io_tests;
 mod member;
 mod open;
 mod options;
+pub(crate) mod peek;
 mod queue;
 mod reader;
 mod record;

@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::buffer::Buffers;
+use super::buffer::{BUFFER_ALIGN, Buffers};
 use super::counters::Counters;
 use super::file::{CacheFile, block_bytes_min};
 use super::geometry::Geometry;
@@ -44,6 +44,9 @@ impl<T: ReadTarget> Store<T> {
         let (mut opened, mut files) = (Vec::new(), Vec::new());
         for directory in &options.directories {
             let CacheFile { path, file, lock } = CacheFile::open(directory, &options.name, options.create)?;
+            if options.read_only && file.metadata().is_ok_and(|meta| meta.len() < 2 * BUFFER_ALIGN as u64) {
+                return Err(without_superblock(&path.display()));
+            }
             let device_block = block_bytes_min(&file).map_err(|error| io_error("read", &path, &error))?;
             opened.push(Opened { path, lock: Some(lock), device_block });
             files.push(file);
@@ -172,9 +175,7 @@ impl<T: ReadTarget> Store<T> {
     }
 
     fn new_superblock(&self, name: &str, capacity: Option<u64>, device_block: usize) -> Result<Superblock> {
-        let capacity = capacity.ok_or_else(|| {
-            Error::new(ErrorKind::Corrupt, format!("{name} has no valid superblock: nothing in it can be used"))
-        })?;
+        let capacity = capacity.ok_or_else(|| without_superblock(&name))?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let geometry = Geometry::choose(capacity, device_block, self.options.block_bytes, self.options.zone_bytes)?;
         Ok(Superblock {
@@ -189,6 +190,10 @@ impl<T: ReadTarget> Store<T> {
     /// Claim the file's space, and add or drop zones if its capacity has changed.
     fn fit(&mut self, at: u16, capacity: Option<u64>) -> Result<()> {
         let member = &mut self.members[usize::from(at)];
+        if self.options.read_only {
+            member.writes_off = true;
+            return Ok(());
+        }
         let (before, file) = (member.geometry(), member.file);
         let geometry = capacity.map_or(Ok(before), |capacity| before.with_capacity(capacity))?;
         let claim = |queue: &mut Queue<Purpose>, path: &std::path::Path| {
@@ -218,7 +223,8 @@ impl<T: ReadTarget> Store<T> {
         self.next_sequence = self.session << SEQUENCE_BITS;
         for at in 0..self.members.len() {
             self.members[at].superblock.generation = generation;
-            if !self.members[at].zones.is_empty()
+            if !self.options.read_only
+                && !self.members[at].zones.is_empty()
                 && let Err(error) = self.write_superblock(at as u16)
             {
                 log::warn!("pegaflow: {error}");
@@ -264,6 +270,10 @@ impl<T: ReadTarget> Store<T> {
         }
         Ok(())
     }
+}
+
+fn without_superblock(name: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("{name} has no valid superblock: nothing in it can be used"))
 }
 
 /// The back-end that the options ask for; threads if io_uring is not to be had.

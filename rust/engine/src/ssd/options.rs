@@ -31,6 +31,8 @@ pub struct StoreOptions {
     pub capacity_bytes: Option<u64>,
     /// Make files that do not exist.
     pub create: bool,
+    /// Change nothing in the files, which take no writes then; for looking at them. They are locked all the same.
+    pub read_only: bool,
     /// Block of new files: a power of two from 512; default 4,096, and never less than the device needs.
     pub block_bytes: Option<usize>,
     /// Zone of new files; default capacity / 64 within 4 and 256 MiB.
@@ -54,6 +56,7 @@ impl Default for StoreOptions {
             name: "default".into(),
             capacity_bytes: Some(512_000_000_000),
             create: true,
+            read_only: false,
             block_bytes: None,
             zone_bytes: None,
             chunk_bytes: 1 << 20,
@@ -73,6 +76,9 @@ impl StoreOptions {
         }
         if !(1..=SSD_DEPTH_MAX).contains(&self.read_depth) || !(1..=SSD_DEPTH_MAX).contains(&self.write_depth) {
             return Err(Error::invalid(format!("queue depths of an SSD cache are 1 to {SSD_DEPTH_MAX}")));
+        }
+        if self.read_only && (self.create || self.capacity_bytes.is_some()) {
+            return Err(Error::invalid("who only reads an SSD cache neither makes its files nor sets their capacity"));
         }
         if !self.chunk_bytes.is_power_of_two()
             || !(SSD_CHUNK_BYTES_MIN..=SSD_CHUNK_BYTES_MAX).contains(&self.chunk_bytes)

@@ -14,7 +14,7 @@ use super::store::{Purpose, Store};
 use super::summary::{Entry, Summary, count_of, summary_bytes};
 
 /// Bytes of a header and what belongs to it, in whole blocks of any size up to it.
-const HEAD_BYTES: usize = 4096;
+pub(super) const HEAD_BYTES: usize = 4096;
 
 const _: () = assert!(HEADER_BYTES_MAX <= HEAD_BYTES);
 
@@ -105,7 +105,7 @@ impl<T: ReadTarget> Store<T> {
         started
     }
 
-    fn note_read(&mut self, member: u16, result: &std::io::Result<()>) {
+    pub(super) fn note_read(&mut self, member: u16, result: &std::io::Result<()>) {
         let kind = result.as_ref().err().map(|error| error.kind());
         let failed = kind.is_some_and(|kind| kind != IoKind::UnexpectedEof);
         if self.members[usize::from(member)].note_read(failed, kind == Some(IoKind::TimedOut))

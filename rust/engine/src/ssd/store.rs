@@ -40,6 +40,8 @@ pub(super) enum Purpose {
     Piece { ticket: Ticket, position: usize },
     /// Bytes of several records.
     Chunk { number: u64 },
+    /// Header of a record that is being checked.
+    Look { number: usize },
     /// Summary of a zone.
     Summary { member: u16, zone: u32 },
 }
@@ -131,7 +133,7 @@ impl<T: ReadTarget> Store<T> {
             Purpose::Piece { ticket, position } => self.piece_ended(ticket, position, ended),
             Purpose::Chunk { number } => self.chunk_ended(number, ended),
             Purpose::Summary { member, zone } => self.summary_ended(member, zone, ended),
-            Purpose::Alone | Purpose::Probe { .. } => {
+            Purpose::Alone | Purpose::Probe { .. } | Purpose::Look { .. } => {
                 if let Some(buffer) = ended.buffer {
                     self.queue.buffers().give(buffer);
                 }
