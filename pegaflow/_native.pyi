@@ -465,6 +465,20 @@ def verify(path: str, checksums: bool = True, progress: Callable[[int, int], obj
     ``progress`` is called now and then with the slots checked and their total; what it raises is raised at the end.
     Raises ``PoolNotFound`` or ``PoolRefused``."""
 
+def ssd_inspect(directory: str, progress: Callable[[int, int], object] | None = None) -> str:
+    """JSON list of the cache files in ``directory`` (fields: ``pegaflow.ssd.CacheFile``). Changes nothing. ``progress``
+    is called with the zones looked at and their number, file by file; what it raises ends the call. Raises
+    ``PegaFlowError`` if the directory cannot be listed."""
+
+def ssd_verify(directories: Sequence[str], name: str, progress: Callable[[int, int], object] | None = None) -> str:
+    """JSON outcome (fields: ``pegaflow.ssd.CheckReport``) of reading every record of cache ``name`` in ``directories``.
+    Changes nothing. ``progress`` is called with zones, then with bytes. Raises ``PoolNotFound``, ``PoolInUse``,
+    ``PoolRefused`` (not ours, or of another version), ``PoolCorrupt`` (no valid superblock), ``DeviceError``."""
+
+def ssd_remove(directory: str, name: str, force: bool = False) -> int:
+    """Delete the file of cache ``name`` in ``directory``. Returns the bytes that it took. Raises ``PoolNotFound``,
+    ``PoolRefused`` if it is somebody else's, ``PoolInUse`` if a process has it open and not ``force``."""
+
 def reap(path: str) -> int:
     """Clean up after the dead processes of the pool at ``path``. Returns how many rows were reaped."""
 

@@ -15,6 +15,7 @@ from pegaflow.cli.inspect import inspect
 from pegaflow.cli.output import printable
 from pegaflow.cli.pools import pools
 from pegaflow.cli.rm import rm
+from pegaflow.cli.ssd import ssd
 from pegaflow.cli.verify import verify
 from pegaflow.errors import PegaFlowError
 
@@ -113,6 +114,7 @@ def cli(ctx: click.Context) -> None:
       pegaflow verify default         is every byte of it as it was written
       pegaflow gc --dry-run           what a clean-up would remove
       pegaflow rm default             remove a pool that nobody uses
+      pegaflow ssd inspect DIR        cache files on SSD; also: ssd verify, ssd rm
 
     Every command has --json for programs. Exit codes: 0 fine, 1 failure or problems found, 2 wrong usage.
     """
@@ -120,5 +122,5 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (doctor, pools, inspect, verify, gc, rm):
+for command in (doctor, pools, inspect, verify, gc, rm, ssd):
     cli.add_command(command)

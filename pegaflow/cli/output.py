@@ -11,7 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-STYLES = {"ok": "green", "warning": "yellow", "error": "bold red", "info": "cyan", "refused": "yellow", "creating": ""}
+STYLES = {
+    "ok": "green",
+    "warning": "yellow",
+    "error": "bold red",
+    "info": "cyan",
+    "refused": "yellow",
+    "creating": "",
+    "in use": "cyan",
+    "damaged": "bold red",
+}
 
 
 def format_bytes(count: int | None) -> str:
