@@ -20,11 +20,16 @@ from benchmarks._tiny_model import TINY_LLAMA
 from benchmarks._vllm_report import Run, table
 
 CHILD = Path(__file__).with_name("_vllm_child.py")
+PD_CHILD = Path(__file__).with_name("_vllm_pd_child.py")
 SHM_DIR = Path("/dev/shm")
 IN_ONE_ENGINE = ("ttft", "itl", "unique")
-SCENARIOS = (*IN_ONE_ENGINE, "start", "successor")
-CONNECTORS = ("none", "apc", "offloading", "ours", "original")
+SCENARIOS = (*IN_ONE_ENGINE, "start", "successor", "pd")
+CONNECTORS = ("none", "apc", "offloading", "ours", "nixl", "original")
+PD_CONNECTORS = ("none", "ours", "nixl")
+"""Of ``pd``: the decode side computes the prompt, finds it in the pool, or gets it from the prefill side."""
 COMPILED = ("itl", "unique")
+PD_SHARE = 0.8
+"""Of the memory that one engine would take: two have to fit."""
 STARTS = 2
 """Of each kind, in turns."""
 SERVER_SECONDS_MAX = 120.0
@@ -80,13 +85,17 @@ class Bench:
                 self._try(names, connector, block, lambda n=names, c=connector, b=block: self._together(n, c, b))
             for connector in self._options.connectors:
                 for name in ("start", "successor"):
-                    if name in self._options.scenarios and connector not in ("none", "apc"):
+                    if name in self._options.scenarios and connector not in ("none", "apc", "nixl"):
                         method = getattr(self, f"_{name}")
                         self._try([name], connector, block, lambda m=method, c=connector, b=block: m(c, b))
+                if "pd" in self._options.scenarios and connector in PD_CONNECTORS:
+                    self._try(["pd"], connector, block, lambda c=connector, b=block: self._pd(c, b))
 
     def _engines(self) -> Iterator[tuple[list[str], str]]:
         """Scenarios that share an engine, and its connector."""
         for connector in self._options.connectors:
+            if connector == "nixl":
+                continue
             wanted = [name for name in IN_ONE_ENGINE if name in self._options.scenarios]
             for compiled in (False, True):
                 names = [name for name in wanted if self._compiled(name) == compiled]
@@ -142,6 +151,12 @@ class Bench:
         rows.append({"what": "engine start, after kill -9", "unit": "s", "mean": second["start_s"], "n": 1})
         self.runs.append(Run("successor", connector, block, rows))
 
+    def _pd(self, connector: str, block: int) -> None:
+        """One engine computes prompts, another one on the same GPU goes on from there."""
+        with self._setting("pd", connector, block) as setting:
+            answer = self._child(setting, ["pd"], program=PD_CHILD)
+        self.runs.append(Run("pd", connector, block, answer["pd"]))
+
     # -- engines ------------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -154,27 +169,24 @@ class Bench:
                 stack.enter_context(self._server())
             yield Setting(scenario, connector, block, self._compiled(scenario), Path(name))
 
-    def _child(self, setting: Setting, scenarios: list[str], *, kill: bool = False) -> dict[str, Any]:
+    def _child(
+        self, setting: Setting, scenarios: list[str], *, kill: bool = False, program: Path | None = None
+    ) -> dict[str, Any]:
         """Start an engine, wait for its answer, and end it: in good order, or by ``kill`` -9."""
         self._started += 1
         name = f"{self._started:02}-{setting.scenario}-{setting.connector}-{setting.block_tokens}"
         log, result, settings = (self._scratch / f"{name}.{kind}" for kind in ("log", "json", "settings"))
+        if program is None:
+            more = {"transfer": self._transfer(setting), "scenarios": scenarios, "sizes": self._sizes(), "hold": kill}
+        else:
+            more = self._pd_settings(setting)
         settings.write_text(
-            json.dumps(
-                {
-                    "engine": self._engine_arguments(setting),
-                    "transfer": self._transfer(setting),
-                    "scenarios": scenarios,
-                    "sizes": self._sizes(),
-                    "result": str(result),
-                    "hold": kill,
-                }
-            )
+            json.dumps({"engine": self._engine_arguments(setting), "result": str(result), **more}, indent=1)
         )
         print(f"{name}: {' '.join(scenarios)}, log {log}", file=sys.stderr, flush=True)
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, CHILD, settings],
+                [sys.executable, program or CHILD, settings],
                 env=self._environment(setting),
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -207,7 +219,7 @@ class Bench:
             "max_model_len": (longest // 1024 + 2) * 1024,
             "max_num_batched_tokens": options.batched_tokens,
             "enforce_eager": not setting.compiled,
-            "gpu_memory_utilization": options.gpu_memory,
+            "gpu_memory_utilization": options.gpu_memory * (PD_SHARE if setting.scenario == "pd" else 1),
             "enable_prefix_caching": setting.connector == "apc",
             "tensor_parallel_size": options.tensor_parallel,
             "seed": 0,
@@ -218,6 +230,8 @@ class Bench:
         pool_bytes = int(self._options.pool_gb * GB)
         if setting.connector in ("none", "apc"):
             return None
+        if setting.connector == "nixl":
+            return {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
         if setting.connector == "offloading":
             extra: dict[str, Any] = {"cpu_bytes_to_use": pool_bytes}
             return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
@@ -230,6 +244,20 @@ class Bench:
             "kv_role": "kv_both",
             "kv_connector_extra_config": extra,
         }
+
+    def _pd_settings(self, setting: Setting) -> dict[str, Any]:
+        """Of both sides; a prompt need not end with a block."""
+        prefill, decode = self._transfer(setting), self._transfer(setting)
+        if setting.connector == "ours" and prefill and decode:
+            prefill["kv_role"], decode["kv_role"] = "kv_producer", "kv_consumer"
+            prefill["kv_connector_extra_config"].update({"pegaflow.pd_tail_save": True})
+            decode["kv_connector_extra_config"].update(
+                {"pegaflow.pd_tail_load": True, "pegaflow.wait_for_full_prefix": True}
+            )
+        names = ("prompts", "input_tokens", "output_tokens", "seed", "vocabulary")
+        sizes = {name: value for name, value in self._sizes().items() if name in names}
+        ways = {"nixl": setting.connector == "nixl", "at_once": setting.connector == "ours"}
+        return {"prefill": prefill, "decode": decode, "sizes": sizes, **ways}
 
     def _sizes(self) -> dict[str, Any]:
         config = json.loads((self._options.model / "config.json").read_text())
@@ -330,7 +358,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"{', '.join(SCENARIOS)}; default: all")
     parser.add_argument("--model", type=Path, help="directory with a config.json; weights are made up")
-    parser.add_argument("--connectors", nargs="+", choices=CONNECTORS, default=list(CONNECTORS[:-1]))
+    parser.add_argument(
+        "--connectors",
+        nargs="+",
+        choices=CONNECTORS,
+        default=list(CONNECTORS[:-1]),
+        help=f"pd knows {', '.join(PD_CONNECTORS)}, the others all but nixl",
+    )
     parser.add_argument("--block-sizes", nargs="+", type=int, default=[16, 64])
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--input-tokens", type=int, default=10_000)

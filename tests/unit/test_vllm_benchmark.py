@@ -32,11 +32,24 @@ while settings["hold"]:
 """
 
 
+PAIR = """
+import json, os, sys
+settings = json.load(open(sys.argv[1]))
+row = {"what": "in all", "unit": "ms", "mean": 1.5, "n": 3, "settings": settings}
+with open(settings["result"] + ".part", "w") as file:
+    json.dump({"pd": [row]}, file)
+os.rename(settings["result"] + ".part", settings["result"])
+"""
+
+
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     child = tmp_path / "child.py"
     child.write_text(CHILD)
+    pair = tmp_path / "pair.py"
+    pair.write_text(PAIR)
     monkeypatch.setattr(vllm_gpu, "CHILD", child)
+    monkeypatch.setattr(vllm_gpu, "PD_CHILD", pair)
     monkeypatch.setattr(vllm_gpu, "SHM_DIR", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 512}))
     return parse(["--tiny", "--model", str(tmp_path), "--out", str(tmp_path / "out.json"), "--block-sizes", "16"])
@@ -67,6 +80,25 @@ def test_scenarios_with_the_same_compilation_share_an_engine(options: Any, tmp_p
         bench.run()
         assert bench._started == engines
         assert [run.scenario for run in bench.runs] == ["ttft", "itl", "unique"]
+
+
+def test_two_sides_get_the_means_to_exchange_a_prompt(options: Any, tmp_path: Path) -> None:
+    options.connectors, options.scenarios = list(vllm_gpu.CONNECTORS), ["pd"]
+    bench = Bench(options, tmp_path)
+    bench.run()
+    given = {run.connector: run.rows[0]["settings"] for run in bench.runs}
+    assert set(given) == set(vllm_gpu.PD_CONNECTORS)
+    assert given["none"]["prefill"] is None
+    assert given["none"]["decode"] is None
+    assert given["nixl"]["prefill"]["kv_connector"] == "NixlConnector"
+    assert given["nixl"]["nixl"]
+    ours = given["ours"]
+    assert ours["prefill"]["kv_role"] == "kv_producer"
+    assert ours["decode"]["kv_role"] == "kv_consumer"
+    for key in ("pegaflow.shm_dir", "pegaflow.pool_size"):
+        assert ours["prefill"]["kv_connector_extra_config"][key] == ours["decode"]["kv_connector_extra_config"][key]
+    memory = [one["engine"]["gpu_memory_utilization"] for one in given.values()]
+    assert all(2 * share < 1 for share in memory)
 
 
 def test_engine_that_takes_too_long_is_killed(options: Any, tmp_path: Path) -> None:
