@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 
 from pegaflow import _native
-from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine, MiniRequest
+from tests.unit.mini_engine import EVERY_KIND, MiniEngine, MiniRequest
 
 EngineOn = Callable[..., MiniEngine]
 PROMPT = list(range(40))
@@ -99,7 +99,9 @@ def random_events(engine_on: EngineOn, seed: int, events: int = 400) -> None:
     """Requests come, are aborted and preempted, caches are reset: in the end nothing is left behind."""
     rng = random.Random(seed)
     tails = {"pd_tail_save": rng.random() < 0.7, "pd_tail_load": rng.random() < 0.7}
-    engine = engine_on(rng.choice([SINGLE, HYBRID]), ranks=rng.choice([1, 2]), blocks=rng.choice([64, 160]), **tails)
+    engine = engine_on(
+        rng.choice([*EVERY_KIND.values()]), ranks=rng.choice([1, 2]), blocks=rng.choice([64, 160]), **tails
+    )
     prompts = [[family] * rng.randrange(1, 30) + list(range(rng.randrange(1, 60))) for family in range(40)]
     for _ in range(events):
         event = rng.random()

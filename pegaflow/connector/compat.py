@@ -15,14 +15,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
 
 from pegaflow import _native
 from pegaflow.connector.adapters import Adapters
-from pegaflow.connector.geometry import Geometry, Group, GroupKind
 from pegaflow.connector.layout import LayerTensor
 from pegaflow.connector.metadata import Rank, RankReport, StepPlan, WorkerShape
 from pegaflow.connector.request_state import RequestState, RequestTable
 from pegaflow.connector.tails import HashTokens
-
-FULL_SPECS = ("FullAttentionSpec", "MLAAttentionSpec", "TQFullAttentionSpec")
-WINDOW_SPECS = ("SlidingWindowSpec",)
 
 
 @dataclass(frozen=True)
@@ -35,19 +31,26 @@ class Features:
     """vLLM hands out exact block tables in every step (0.32). Without it they are reconstructed from increments."""
     steps_for_saves: bool
     """vLLM keeps stepping while saves are in flight (0.24)."""
+    boundary_states: bool = False
+    """vLLM says which blocks hold states of recurrent layers (0.32)."""
 
 
 @cache
 def features() -> Features:
     """What the installed vLLM has."""
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched import output
 
     recent = hasattr(kv_base, "KVConnectorTransferResults")
     return Features(
         failed_requests=recent,
-        block_state="kv_connector_block_state" in getattr(SchedulerOutput, "__dataclass_fields__", {}),
+        block_state="kv_connector_block_state" in getattr(output.SchedulerOutput, "__dataclass_fields__", {}),
         steps_for_saves=hasattr(kv_base.KVConnectorBase_V1, "has_pending_push_work"),
+        boundary_states="boundary_state_offloads" in _fields(getattr(output, "KVConnectorBlockState", None)),
     )
+
+
+def _fields(kind: Any) -> Any:
+    return getattr(kind, "__dataclass_fields__", {}) or getattr(kind, "__annotations__", {})
 
 
 def register_wire_types() -> None:
@@ -118,88 +121,41 @@ def token_hasher(vllm_config: Any) -> HashTokens:
     return hash_tokens
 
 
+def context_ranks(vllm_config: Any) -> int:
+    """Ranks over which the tokens of a block are spread (decode context parallelism)."""
+    return int(getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1))
+
+
+def prefill_ranks(vllm_config: Any) -> int:
+    """Ranks that share the work on a prompt (prefill context parallelism). All of them get all that they compute,
+    unless tokens are spread over them."""
+    return int(getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1))
+
+
 def rank_count(vllm_config: Any) -> int:
-    """Workers of one engine: TP x PP."""
+    """Workers of one engine: TP x PP x PCP."""
     parallel = vllm_config.parallel_config
-    return int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
+    tensor_ranks = int(parallel.tensor_parallel_size) * prefill_ranks(vllm_config)
+    return tensor_ranks * int(parallel.pipeline_parallel_size)
 
 
 def replica_count(vllm_config: Any, kv_cache_config: Any) -> int:
-    """How many consecutive tensor ranks hold identical KV caches."""
+    """How many consecutive ranks, in the order of ``worker_rank``, hold identical KV caches."""
+    spread, prefill = context_ranks(vllm_config) > 1, prefill_ranks(vllm_config)
+    if spread and prefill > 1:
+        return 1
     replicas = getattr(kv_cache_config, "kv_tp_replicas", None)
     if replicas is not None:
-        return max(1, int(replicas))
-    parallel = vllm_config.parallel_config
-    same = bool(getattr(vllm_config.model_config, "use_mla", False)) and _dcp(vllm_config) == 1
-    return int(parallel.tensor_parallel_size) if same else 1
+        return max(1, int(replicas)) * prefill
+    same = bool(getattr(vllm_config.model_config, "use_mla", False)) and not spread
+    return (int(vllm_config.parallel_config.tensor_parallel_size) if same else 1) * prefill
 
 
 def part_of(rank: Rank, vllm_config: Any, kv_cache_config: Any) -> int:
     """Which part of each block a rank holds, if all ranks hold layers of all groups."""
     replicas = replica_count(vllm_config, kv_cache_config)
-    tensor_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+    tensor_ranks = int(vllm_config.parallel_config.tensor_parallel_size) * prefill_ranks(vllm_config)
     return rank[0] * (tensor_ranks // replicas) + rank[1] // replicas
-
-
-def geometry(vllm_config: Any, kv_cache_config: Any) -> Geometry:
-    """Groups of the KV cache as vLLM planned them."""
-    specs = [
-        (index, group)
-        for index, group in enumerate(kv_cache_config.kv_cache_groups)
-        if getattr(group, "enable_kv_transfer", True)
-    ]
-    hash_tokens = _hash_tokens(vllm_config, kv_cache_config)
-    groups = tuple(_group(vllm_config, index, group, hash_tokens) for index, group in specs)
-    plain = len(groups) == 1 and groups[0].kind is GroupKind.FULL
-    if not plain and not (features().failed_requests and features().block_state):
-        groups = tuple(
-            Group(group.index, GroupKind.UNSUPPORTED, group.block_tokens, 1, 0, "hybrid models need vLLM 0.32")
-            for group in groups
-        )
-    speculative = getattr(vllm_config, "speculative_config", None)
-    lookahead = any(getattr(group, "is_eagle_group", False) for _, group in specs)
-    lookahead = lookahead or bool(speculative is not None and speculative.use_eagle())
-    whole_prompt = all(group.kind is GroupKind.FULL for group in groups) and not lookahead
-    return Geometry(groups, whole_prompt, lookahead)
-
-
-def _dcp(vllm_config: Any) -> int:
-    return int(getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1))
-
-
-def _hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
-    known = getattr(kv_cache_config, "hash_block_size", None)
-    if known is None:
-        from vllm.v1.core import kv_cache_utils
-
-        resolve = getattr(kv_cache_utils, "resolve_kv_cache_block_sizes", None)
-        if resolve is not None:
-            known = resolve(kv_cache_config, vllm_config)[1]
-        else:
-            known = vllm_config.cache_config.block_size * _dcp(vllm_config)
-    return int(known)
-
-
-def _group(vllm_config: Any, index: int, group: Any, hash_tokens: int) -> Group:
-    spec = group.kv_cache_spec
-    # A group of layers that differ in shape only (page sizes) is as good as its layers.
-    inner = list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
-    names = sorted({type(layer).__name__ for layer in inner})
-    scale = _dcp(vllm_config) if getattr(spec, "dcp_sharded", True) else 1
-    block_tokens = int(spec.block_size) * scale
-    name = "/".join(names)
-    windows = {int(getattr(layer, "sliding_window", None) or 0) for layer in inner}
-    kind = GroupKind.UNSUPPORTED
-    window_blocks = 0
-    refused = any(getattr(layer, "non_causal", False) for layer in inner) or getattr(group, "host_resident", False)
-    cacheable = bool(getattr(spec, "prefix_cacheable", True)) and block_tokens % hash_tokens == 0
-    if cacheable and not refused and all(name in FULL_SPECS for name in names):
-        kind = GroupKind.FULL
-    elif cacheable and not refused and all(name in WINDOW_SPECS for name in names) and len(windows) == 1:
-        kind = GroupKind.WINDOW
-        kept = max(int(getattr(layer, "extra_retained_tokens", 0)) for layer in inner)
-        window_blocks = -(-(windows.pop() - 1 + kept) // block_tokens)
-    return Group(index, kind, block_tokens, max(1, block_tokens // hash_tokens), window_blocks, name)
 
 
 def numbers_media(vllm_config: Any) -> bool:
@@ -287,6 +243,7 @@ def scheduled_requests(
     and placeholders, which may be taken back: ``request.num_tokens`` does not count them.
     """
     block_state = getattr(scheduler_output, "kv_connector_block_state", None)
+    snapshots = getattr(block_state, "boundary_state_offloads", None) or {}
     if block_state is None:
         _follow_tables(scheduler_output, table)
     for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
@@ -297,6 +254,7 @@ def scheduled_requests(
         tables = partial(getattr, state, "tables")
         if block_state is not None:
             tables = partial(block_state.get_block_ids, request_id)
+        state.snapshots = snapshots.get(request_id, ())
         yield state, tables, int(request.num_computed_tokens) + int(scheduled)
 
 
@@ -319,11 +277,15 @@ def _follow_tables(scheduler_output: Any, table: RequestTable) -> None:
                 known.extend(ids)
 
 
-def worker_rank() -> Rank:
-    """Rank of this worker process."""
-    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+def worker_rank(vllm_config: Any) -> Rank:
+    """Rank of this worker process. Ranks that share prompts of one tensor rank follow each other."""
+    from vllm.distributed import parallel_state
 
-    return int(get_pp_group().rank_in_group), int(get_tp_group().rank_in_group)
+    tensor_rank = int(parallel_state.get_tp_group().rank_in_group)
+    prefill = prefill_ranks(vllm_config)
+    if prefill > 1:
+        tensor_rank = tensor_rank * prefill + int(parallel_state.get_pcp_group().rank_in_group)
+    return int(parallel_state.get_pp_group().rank_in_group), tensor_rank
 
 
 def is_asked_directly(connector: Any) -> bool:

@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
 
 from pegaflow import _native
 from pegaflow.config import ConnectorConfig, parse_config
-from pegaflow.connector import compat
+from pegaflow.connector import compat, groups
 from pegaflow.connector.copies import Copier, NativeTypes
 from pegaflow.connector.device import DeviceCopier
 from pegaflow.connector.early import EarlyStart
@@ -62,9 +62,9 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             # Caches that vLLM adds to a group later (layers that share another's) bring no bytes of their own.
             self._groups = [
                 (index, list(group.layer_names), group.kv_cache_spec)
-                for index, group in enumerate(kv_cache_config.kv_cache_groups)
-                if getattr(group, "enable_kv_transfer", True)
+                for index, group in groups.taking_part(kv_cache_config)
             ]
+            self._by_block = groups.fails_by_block(kv_cache_config)
 
     # -- both roles -------------------------------------------------------------------------------------------------
 
@@ -180,8 +180,8 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
     def register_finished_partial_tail(
         self, request: Any, block_ids: tuple[list[int], ...], partial_tail_offloads: list[tuple[int, int, int]]
     ) -> bool:
-        """Whether a state of a recurrent layer in the middle of a block is taken over: no, since models that have such
-        are not cached. Tails of attention layers need no offer."""
+        """Whether a state of a recurrent layer in the middle of a block is taken over: no, hits end with whole blocks.
+        Tails of attention layers need no offer."""
         return False
 
     def request_finished_all_groups(
@@ -227,9 +227,10 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             self._guard.run("restore_kv_caches", None, self._worker.restore)
 
     def get_handshake_metadata(self) -> Any:
-        """How this worker holds the KV cache. ``None`` if other connectors would be handed the answer too: then it goes
-        with the first report."""
-        if self._worker is None or not compat.is_asked_directly(self):
+        """How this worker holds the KV cache. ``None`` if other connectors would be handed the answer too, or if vLLM
+        would keep one worker's answer for several: then it goes with the first report."""
+        several = compat.prefill_ranks(self._vllm_config) > 1
+        if self._worker is None or several or not compat.is_asked_directly(self):
             return None
         return self._worker.tell_shape()
 
@@ -265,8 +266,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """Loads that ended, and which of them failed as a whole."""
         received, failed = self._poll()
-        by_request = failed if len(self._groups) > 1 else set()
-        return compat.transfer_results(received, by_request)
+        return compat.transfer_results(received, set() if self._by_block else failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that could not be loaded; vLLM recomputes them."""
@@ -293,7 +293,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
 
     def _make_scheduler(self, config: ConnectorConfig) -> None:
         vllm_config, kv_cache_config = self._vllm_config, self._kv_cache_config
-        geometry = compat.geometry(vllm_config, kv_cache_config)
+        geometry = groups.geometry(vllm_config, kv_cache_config)
         ranks = compat.rank_count(vllm_config)
         identity = ModelIdentity(vllm_config, geometry, vllm.__version__, compat.none_hash)
         replicas = compat.replica_count(vllm_config, kv_cache_config)
@@ -310,7 +310,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             self._recorder,
             ranks=ranks,
             settle=compat.nobody_steps_when_idle(),
-            names_layers=compat.names_layers(vllm_config),
+            names_layers=compat.names_layers(vllm_config) and len(kv_cache_config.kv_cache_groups) == 1,
             wiped_by_first_pass=compat.wiped_by_first_pass(vllm_config),
             hash_tokens=compat.token_hasher(vllm_config),
             bypasses=partial(compat.bypasses_cache, media_numbered=compat.numbers_media(vllm_config)),
@@ -333,14 +333,13 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             self._guard.run("set_xfer_handshake_metadata", None, partial(self._store.set_shapes, by_rank))
 
     def _take_caches(self, caches: Callable[[], dict[str, Any]]) -> None:
-        by_block = len(self._groups) == 1 or not compat.features().failed_requests
         rank, host, problem = (0, 0), "", None
         try:
-            rank, host = compat.worker_rank(), BOOT_ID.read_text().strip()
+            rank, host = compat.worker_rank(self._vllm_config), BOOT_ID.read_text().strip()
         except Exception as error:
             self._guard.note("register_kv_caches", error)
             problem = f"a worker does not know its rank and host: {error}"
-        self._worker = WorkerHalf(rank, host, self._native, self._guard, by_block=by_block)
+        self._worker = WorkerHalf(rank, host, self._native, self._guard, by_block=self._by_block)
         if problem is not None:
             self._worker.refuse(problem)
             return
@@ -354,15 +353,15 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
 
     def _register(self, worker: WorkerHalf, kv_caches: dict[str, Any]) -> None:
         blocks = int(self._kv_cache_config.num_blocks)
-        groups = {index: compat.layer_tensors(kv_caches, names, spec) for index, names, spec in self._groups}
-        device = common_device(layer for layers in groups.values() for layer in layers)
+        tensors = {index: compat.layer_tensors(kv_caches, names, spec) for index, names, spec in self._groups}
+        device = common_device(layer for layers in tensors.values() for layer in layers)
         layouts = {}
-        for index, names, _ in self._groups:
-            meaning = compat.attention_meaning(self._vllm_config, names, device)
-            layouts[index] = group_layout(groups[index], blocks, meaning)
+        for index, names, spec in self._groups:
+            meaning = compat.attention_meaning(self._vllm_config, names, device) + groups.states_meaning(spec)
+            layouts[index] = group_layout(tensors[index], blocks, meaning)
         worker.register(layouts, blocks, kv_caches, device)
         if device != "cpu" and config_problem(self._vllm_config) is None:
-            part = compat.part_of(compat.worker_rank(), self._vllm_config, self._kv_cache_config)
+            part = compat.part_of(compat.worker_rank(self._vllm_config), self._vllm_config, self._kv_cache_config)
             sizes = {index: layout.part_bytes for index, layout in layouts.items()}
             worker.prepare(EarlyStart(self._native, device, part, sizes))
 

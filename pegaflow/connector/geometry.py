@@ -12,6 +12,11 @@ class GroupKind(Enum):
     """All of them."""
     WINDOW = "sliding window"
     """The last ``window_blocks``."""
+    CHUNK = "chunked local attention"
+    """Those of the chunk of ``chunk_tokens`` that the next token is in; none if it is the first of a chunk."""
+    STATE = "recurrent state"
+    """The last one alone: it holds the state after its last token, which stands for all tokens before. vLLM makes such
+    blocks only where it stops computing."""
     UNSUPPORTED = "unsupported"
 
 
@@ -26,6 +31,25 @@ class Group:
     hashes_per_block: int
     window_blocks: int = 0
     spec_name: str = ""
+    chunk_tokens: int = 0
+    drafts: bool = False
+    """Whether a drafter's layers are among it. They look ahead: what they hold of a block's last token depends on the
+    token after it. So a hit has to match one block more than it brings."""
+    lag_tokens: int = 0
+    """How many of the last tokens that were computed a drafter may compute anew."""
+
+    def first_needed(self, stop: int) -> int:
+        """The first block that a sequence needs to continue behind block ``stop - 1``."""
+        if self.kind is GroupKind.WINDOW:
+            return max(0, stop - self.window_blocks)
+        if self.kind is GroupKind.CHUNK:
+            return stop * self.block_tokens // self.chunk_tokens * self.chunk_tokens // self.block_tokens
+        return max(0, stop - 1) if self.kind is GroupKind.STATE else 0
+
+    @property
+    def extra_blocks(self) -> int:
+        """How many blocks behind its end a hit needs besides."""
+        return -(-(self.lag_tokens + 1) // self.block_tokens) if self.drafts else 0
 
 
 @dataclass(frozen=True)
@@ -36,9 +60,13 @@ class Geometry:
     whole_prompt: bool = False
     """Whether a hit may cover a prompt to its last token. vLLM then recomputes that token in place, which is sound
     only if no group drops blocks that the token's window still needs."""
-    lookahead: bool = False
-    """Whether a drafter's layers are cached too. Theirs lag one token behind: the last block of a hit is dropped, and a
-    block is saved one token late."""
+    why_unsupported: str | None = None
+    """What is to be done about groups of a kind that cannot be restored, where something can."""
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a drafter's layers are cached too."""
+        return any(group.drafts for group in self.groups)
 
     @property
     def align_tokens(self) -> int:
@@ -52,7 +80,8 @@ class Geometry:
             return "the model has no KV cache"
         for group in self.groups:
             if group.kind is GroupKind.UNSUPPORTED:
-                return f"KV cache group {group.index} ({group.spec_name}) is of a kind that PegaFlow cannot restore yet"
+                reason = self.why_unsupported or "is of a kind that PegaFlow cannot restore"
+                return f"KV cache group {group.index} ({group.spec_name}) {reason}"
         return None
 
     def group(self, index: int) -> Group:
@@ -62,4 +91,6 @@ class Geometry:
     def hit_tokens_max(self, tokens: int) -> int:
         """Most tokens that a hit on a sequence of ``tokens`` tokens may cover."""
         usable = tokens if self.whole_prompt else tokens - 1
+        for group in self.groups:
+            usable = min(usable, (tokens // group.block_tokens - group.extra_blocks) * group.block_tokens)
         return max(0, usable) // self.align_tokens * self.align_tokens

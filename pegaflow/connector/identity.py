@@ -141,6 +141,7 @@ def fixed_factors(vllm_config: Any, geometry: Geometry, version: str) -> dict[st
         "groups": [[group.kind.value, group.spec_name, *_numbers(group)] for group in geometry.groups],
         "tensor_ranks": int(parallel.tensor_parallel_size),
         "pipeline_ranks": int(parallel.pipeline_parallel_size),
+        "prefill_ranks": int(getattr(parallel, "prefill_context_parallel_size", 1)),
         "context_ranks": int(getattr(parallel, "decode_context_parallel_size", 1)),
         "context_interleave": [
             int(getattr(parallel, f"{kind}_kv_cache_interleave_size", 1) or 1) for kind in ("cp", "dcp")
@@ -155,8 +156,6 @@ def config_problem(vllm_config: Any) -> str | None:
     """Why this configuration cannot be cached, as one sentence."""
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         return "KV cache scales that are computed at run time (calculate_kv_scales) differ from process to process."
-    if int(getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1)) > 1:
-        return "prefill context parallelism is not supported yet."
     return None
 
 
@@ -173,7 +172,14 @@ def _label(model_config: Any) -> str:
 
 
 def _numbers(group: Any) -> list[int]:
-    return [group.index, group.block_tokens, group.hashes_per_block, group.window_blocks]
+    return [
+        group.index,
+        group.block_tokens,
+        group.hashes_per_block,
+        group.window_blocks,
+        group.chunk_tokens,
+        group.extra_blocks,
+    ]
 
 
 def _depends_on_length(config: Any) -> bool:

@@ -246,7 +246,7 @@ class Loads:
         return leases
 
     def _lease_blocks(self, namespace: "Namespace", keys: Sequence[bytes], need: Need) -> list[int]:
-        if self._geometry.group(need.group).kind is GroupKind.WINDOW:
+        if self._geometry.group(need.group).kind is not GroupKind.FULL:
             return namespace.lease(keys[need.start : need.stop])  # what left the window need not be kept fresh
         return namespace.lease(keys, need.start, need.stop)
 

@@ -1,7 +1,8 @@
 """How many tokens of a sequence can be restored from the pool, over all KV cache groups.
 
 Nothing is pinned or changed here. A hit counts only if every group can go on from its end: full attention needs all
-blocks up to there, a sliding window only those that the next token can still see.
+blocks up to there, a sliding window or a chunk only those that the next token can still see, a recurrent layer the
+state at the very end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,9 +48,7 @@ def needs_of(geometry: Geometry, computed_tokens: int, hit_tokens: int) -> tuple
     needs = []
     for group in geometry.groups:
         start, stop = computed_tokens // group.block_tokens, hit_tokens // group.block_tokens
-        if group.kind is GroupKind.WINDOW:
-            start = max(start, stop - group.window_blocks)
-        needs.append(Need(group.index, start, stop))
+        needs.append(Need(group.index, max(start, group.first_needed(stop)), stop))
     return tuple(needs)
 
 
@@ -67,24 +66,17 @@ def find_match(
     align = geometry.align_tokens
     limit = tokens_max // align * align
     for group in geometry.groups:
-        limit = min(limit, len(keys[group.index]) * group.block_tokens)
+        limit = min(limit, (len(keys[group.index]) - group.extra_blocks) * group.block_tokens)
         if group.kind is GroupKind.FULL and limit > computed_tokens:
             start = computed_tokens // group.block_tokens
-            stop = limit // group.block_tokens
+            stop = limit // group.block_tokens + group.extra_blocks
             present = indexes[group.index].lookup(keys[group.index][:stop], start)
-            limit = min(limit, (start + present) * group.block_tokens)
-    limit = limit // align * align
-    if geometry.lookahead:
-        limit -= align
-    if limit <= computed_tokens:
-        return None
-    end = limit
-    windows = [group for group in geometry.groups if group.kind is GroupKind.WINDOW]
-    if windows:
-        runs = [_runs(indexes[group.index], keys[group.index], group, computed_tokens, limit) for group in windows]
-        while end > computed_tokens and not all(
-            map(_window_ends_at, windows, runs, repeat(computed_tokens), repeat(end))
-        ):
+            limit = min(limit, (start + present - group.extra_blocks) * group.block_tokens)
+    end = limit = limit // align * align
+    sparse = [group for group in geometry.groups if group.kind is not GroupKind.FULL]
+    if limit > computed_tokens and sparse:
+        runs = [_runs(indexes[group.index], keys[group.index], group, computed_tokens, limit) for group in sparse]
+        while end > computed_tokens and not all(map(_restorable, sparse, runs, repeat(computed_tokens), repeat(end))):
             end -= align
     if end <= computed_tokens:
         return None
@@ -101,19 +93,20 @@ def with_tail(geometry: Geometry, index: Index, match: Match | None, computed_to
 
 
 def _runs(index: Index, keys: Sequence[bytes], group: Group, computed_tokens: int, limit: int) -> list[int]:
-    """For each block from the first that is not computed up to ``limit``: length of the run of present blocks that
-    ends with it, no longer than needed for a window."""
-    start, stop = computed_tokens // group.block_tokens, limit // group.block_tokens
+    """For each block from the first that is not computed up to ``limit``, and those that a hit needs besides: length of
+    the run of present blocks that ends with it."""
+    start, stop = computed_tokens // group.block_tokens, limit // group.block_tokens + group.extra_blocks
     runs = []
     length = 0
     for present in index.contains(keys[start:stop]):
-        length = min(length + 1, group.window_blocks) if present else 0
+        length = length + 1 if present else 0
         runs.append(length)
     return runs
 
 
-def _window_ends_at(group: Group, runs: list[int], computed_tokens: int, end_tokens: int) -> bool:
-    """Whether all blocks that the token after ``end_tokens`` can see are present or computed already."""
+def _restorable(group: Group, runs: list[int], computed_tokens: int, end_tokens: int) -> bool:
+    """Whether all blocks that the token after ``end_tokens`` depends on are present or computed already."""
     start, stop = computed_tokens // group.block_tokens, end_tokens // group.block_tokens
-    needed = min(group.window_blocks, stop - start)
-    return needed == 0 or runs[stop - start - 1] >= needed
+    last = stop + group.extra_blocks
+    needed = last - max(start, group.first_needed(stop))
+    return needed == 0 or runs[last - start - 1] >= needed

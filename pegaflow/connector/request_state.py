@@ -30,6 +30,10 @@ class Phase(Enum):
     ORPHANED = "finished while blocks are on their way"
 
 
+Snapshot = tuple[int, int, int]
+"""``(KV cache group, block id, tokens)``: the block holds the state of recurrent layers after so many tokens."""
+
+
 @dataclass
 class Offer:
     """Blocks of the pool that are leased for a request."""
@@ -81,6 +85,8 @@ class RequestState:
     """Whether the tail is in the pool, on its way there, or given up."""
     tables: tuple[list[int], ...] | None = None
     """Block table as far as reconstructed, where vLLM does not hand it out."""
+    snapshots: Sequence[Snapshot] = ()
+    """What of recurrent layers' states can be saved in the step that is being planned."""
     load_outcome: LoadOutcome | None = None
     """What the ranks that are done reported of the load in flight."""
     held: list[Any] = field(default_factory=list)

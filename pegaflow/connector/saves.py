@@ -17,7 +17,7 @@ from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import GroupBlocks, SaveJob, SaveOutcome
 from pegaflow.connector.namespaces import Store
 from pegaflow.connector.pins import Pins, frees_soon
-from pegaflow.connector.request_state import RequestState
+from pegaflow.connector.request_state import RequestState, Snapshot
 from pegaflow.connector.tails import Tails
 from pegaflow.keys import group_keys
 from pegaflow.metrics import Recorder
@@ -90,17 +90,23 @@ class Saves:
         request and step."""
         if not self._pins.room:
             return False
-        confirmed = computed_tokens - 1 if self._geometry.lookahead else computed_tokens
-        saved = state.saved_blocks
-        if self._tails.to_save(state, computed_tokens) is not None:
+        if state.snapshots or self._tails.to_save(state, computed_tokens) is not None:
             return True
-        return any(confirmed // group.block_tokens > saved.get(group.index, 0) for group in self._geometry.groups)
+        saved = state.saved_blocks
+        return any(
+            (computed_tokens - group.lag_tokens) // group.block_tokens > saved.get(group.index, 0)
+            for group in self._geometry.groups
+            if group.kind is not GroupKind.STATE
+        )
 
-    def plan(self, state: RequestState, tables: Tables, computed_tokens: int) -> SaveJob | None:
+    def plan(
+        self, state: RequestState, tables: Tables, computed_tokens: int, snapshots: Sequence[Snapshot] = ()
+    ) -> SaveJob | None:
         """Job for the blocks of a request that are full once ``computed_tokens`` tokens are computed.
 
         Blocks that are in the pool already, on their way there, or outside a window are left out. Each block is looked
-        at once, except those that found no room: they are tried again the next time.
+        at once, except those that found no room: they are tried again the next time. ``snapshots``: blocks that hold
+        states of recurrent layers after this step; they are there to be copied in this step only.
         """
         namespaces = self._store.namespaces()
         room = self._pins.room
@@ -114,7 +120,8 @@ class Saves:
         try:
             for position, group in enumerate(self._geometry.groups):
                 namespace, table = namespaces[group.index], tables[position]
-                for reserve in (self._reserve, partial(self._reserve_tail, keys)):
+                whole = partial(self._reserve_states, snapshots) if group.kind is GroupKind.STATE else self._reserve
+                for reserve in (whole, partial(self._reserve_tail, keys)):
                     chosen = reserve(namespace, group, state, table, computed_tokens, room)
                     if chosen:
                         room -= len(chosen)
@@ -199,10 +206,9 @@ class Saves:
         room: int,
     ) -> list[Reserved]:
         """Each block of one group that is to be copied."""
-        confirmed = computed_tokens - 1 if self._geometry.lookahead else computed_tokens
         keys = group_keys(state.hashes(), group.hashes_per_block)
         start = state.saved_blocks.get(group.index, 0)
-        stop = min(confirmed // group.block_tokens, len(keys), len(table))
+        stop = min((computed_tokens - group.lag_tokens) // group.block_tokens, len(keys), len(table))
         if start >= stop:
             return []
         if room <= 0:
@@ -231,6 +237,30 @@ class Saves:
         self._abort(surplus)
         self._recorder.count("save_blocks_deferred", sum(block >= first_left for block in wanted))
         return taken
+
+    def _reserve_states(
+        self,
+        snapshots: Sequence[Snapshot],
+        namespace: "Namespace",
+        group: Group,
+        state: RequestState,
+        table: Sequence[int],
+        computed_tokens: int,
+        room: int,
+    ) -> list[Reserved]:
+        """Like ``_reserve``, of states. A table does not say which of its blocks hold the state at their end."""
+        keys = group_keys(state.hashes(), group.hashes_per_block)
+        ends = {tokens: block for index, block, tokens in snapshots if index == group.index and block}
+        wanted = {
+            keys[tokens // group.block_tokens - 1]: block
+            for tokens, block in ends.items()
+            if tokens % group.block_tokens == 0 and 0 < tokens // group.block_tokens <= len(keys)
+        }
+        wanted = {key: block for key, block in wanted.items() if (group.index, key) not in self._keys_in_flight}
+        offered = [key for key, there in zip(wanted, namespace.contains(list(wanted)), strict=True) if not there]
+        slots = namespace.reserve(offered[:room], parents=[None] * len(offered[:room])) if offered[:room] else []
+        self._recorder.count("save_blocks_deferred", len(offered) - len(slots))
+        return [(ref, wanted[offered[index]], offered[index], None) for index, ref in slots]
 
     def _reserve_tail(
         self,

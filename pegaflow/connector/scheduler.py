@@ -73,7 +73,7 @@ class SchedulerHalf:
         self._guard = Guard(recorder, store.turn_off)
         overdue_seconds = config.load_timeout_seconds
         # A load that lands while nobody steps would hold its blocks until somebody does, and vLLM could not sleep.
-        possible = names_layers and not settle and len(geometry.groups) == 1 and not geometry.lookahead
+        possible = names_layers and not settle and len(geometry.groups) == 1 and not geometry.drafts
         self._landings = Landings(self.table, self._pins, ranks, config.layerwise, possible)
         tails = Tails(geometry, hash_tokens, save=config.pd_tail_save, load=config.pd_tail_load)
         waiting = Waiting(geometry, tails, recorder, config.wait_for_full_prefix_seconds * config.wait_for_full_prefix)
@@ -216,7 +216,8 @@ class SchedulerHalf:
             if state.phase is not Phase.QUEUED or not self._saves.has_more(state, computed_tokens):
                 continue
             tables = find_tables()
-            job = self._saves.plan(state, self._select(tables), computed_tokens) if tables else None
+            select = self._select
+            job = self._saves.plan(state, select(tables), computed_tokens, state.snapshots) if tables else None
             if job is not None:
                 saves.append(job)
 

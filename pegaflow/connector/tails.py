@@ -38,7 +38,7 @@ class Tails:
 
     def __init__(self, geometry: Geometry, hash_tokens: HashTokens | None, *, save: bool, load: bool) -> None:
         """``hash_tokens`` ``None``: there are no tails."""
-        plain = len(geometry.groups) == 1 and geometry.groups[0].kind is GroupKind.FULL and not geometry.lookahead
+        plain = len(geometry.groups) == 1 and geometry.groups[0].kind is GroupKind.FULL and not geometry.drafts
         self.possible = plain and hash_tokens is not None
         """Whether this model's prompts can go on from the middle of a block."""
         self._hash_tokens = hash_tokens

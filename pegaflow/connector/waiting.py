@@ -58,8 +58,8 @@ class Waiting:
             return
         tokens = self._geometry.hit_tokens_max(int(state.request.num_prompt_tokens))
         for group in self._geometry.groups:
-            blocks = tokens // group.block_tokens
-            if tokens > computed_tokens and blocks:
+            blocks = tokens // group.block_tokens + group.extra_blocks
+            if tokens > computed_tokens:
                 yield group.index, bytes(state.hashes()[blocks * group.hashes_per_block - 1])
 
     def _others_live(self, namespaces: "Mapping[int, Namespace]", now: float) -> bool:

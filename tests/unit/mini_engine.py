@@ -8,7 +8,7 @@ import ctypes
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -39,8 +39,31 @@ def window_group(index: int, window_blocks: int = 2, block_tokens: int = 4) -> G
     return Group(index, GroupKind.WINDOW, block_tokens, hashes, window_blocks, "SlidingWindowSpec")
 
 
+def chunk_group(index: int, chunk_tokens: int = 16, block_tokens: int = 4) -> Group:
+    """Chunked local attention."""
+    hashes = block_tokens // HASH_TOKENS
+    return Group(index, GroupKind.CHUNK, block_tokens, hashes, 0, "ChunkedLocalAttentionSpec", chunk_tokens)
+
+
+def state_group(index: int, block_tokens: int = 8) -> Group:
+    """Recurrent layers."""
+    return Group(index, GroupKind.STATE, block_tokens, block_tokens // HASH_TOKENS, 0, "MambaSpec")
+
+
 SINGLE = Geometry((full_group(),), whole_prompt=True)
 HYBRID = Geometry((full_group(0), window_group(1), window_group(2, 1, 8)))
+CHUNKED = Geometry((chunk_group(0), full_group(1)))
+RECURRENT = Geometry((full_group(0, 8), state_group(1), state_group(2)))
+DRAFTED = Geometry((replace(full_group(), drafts=True),))
+DRAFTED_RECURRENT = Geometry((replace(full_group(0, 8), drafts=True), state_group(1)))
+EVERY_KIND = {
+    "single": SINGLE,
+    "hybrid": HYBRID,
+    "chunked": CHUNKED,
+    "recurrent": RECURRENT,
+    "drafted": DRAFTED,
+    "drafted recurrent": DRAFTED_RECURRENT,
+}
 
 
 @dataclass(eq=False)
@@ -132,6 +155,7 @@ class MiniEngine:
         self.block_pool = FakeBlockPool(blocks)
         self.recorder = Recorder()
         self.identity = FakeIdentity()
+        self.by_block = len(geometry.groups) == 1 and geometry.groups[0].kind is GroupKind.FULL
         self.chunk_tokens = 12
         self.layers = layers
         self.unasked = False
@@ -171,7 +195,7 @@ class MiniEngine:
 
     def _make_worker(self, rank: int) -> WorkerHalf:
         guard = Guard(self.recorder, lambda reason: None)
-        worker = WorkerHalf((0, rank), "host", self._native, guard, by_block=len(self.geometry.groups) == 1)
+        worker = WorkerHalf((0, rank), "host", self._native, guard, by_block=self.by_block)
         layouts = {}
         caches = []
         part_bytes = self._memory_type.part_bytes
@@ -234,7 +258,7 @@ class MiniEngine:
         states = [(self.scheduler.table.get(r.request_id), r.tables, after) for r, after in step]
         plan = self.scheduler.plan(
             lambda: [
-                (state, partial(list, tables), after)
+                (self._with_snapshots(state, tables, after), partial(list, tables), after)
                 for state, tables, after in states
                 if state and not state.left_alone
             ],
@@ -260,10 +284,33 @@ class MiniEngine:
                 continue
             if request.state != "running":
                 continue
-            count = min(self.chunk_tokens, request.num_tokens - request.num_computed_tokens)
+            count = self._count(request)
             if self._allocate(request, request.num_computed_tokens + count):
                 scheduled[request] = count
         return scheduled
+
+    def _count(self, request: MiniRequest) -> int:
+        """Tokens of the next step. Those of a prompt end where a state is to be kept, as in vLLM."""
+        start = request.num_computed_tokens
+        end = start + min(self.chunk_tokens, request.num_tokens - start)
+        whole = max(request.num_prompt_tokens, request.num_tokens - 1)
+        for group in self.geometry.groups:
+            if group.kind is GroupKind.STATE and start < whole:
+                size = group.block_tokens
+                drop = size if self.geometry.drafts else 1
+                last = (request.num_tokens - drop) // size * size
+                end = end // size * size if start < end // size * size and end < whole else end
+                end = last if start < last < end else end
+        return end - start
+
+    def _with_snapshots(self, state: Any, tables: list[list[int]], after: int) -> Any:
+        """``state`` with what vLLM would hand out of the states that this step makes."""
+        state.snapshots = [
+            (group.index, table[after // group.block_tokens - 1], after)
+            for group, table in zip(self.geometry.groups, tables, strict=True)
+            if group.kind is GroupKind.STATE and after % group.block_tokens == 0
+        ]
+        return state
 
     def _admit(self, request: MiniRequest) -> bool:
         if request.num_computed_tokens == 0:
@@ -286,9 +333,9 @@ class MiniEngine:
         taken = []
         for group, table in zip(self.geometry.groups, tables, strict=True):
             while len(table) < -(-tokens // group.block_tokens):
-                outside = (
-                    group.kind is GroupKind.WINDOW and len(table) < external // group.block_tokens - group.window_blocks
-                )
+                outside = len(table) < group.first_needed(external // group.block_tokens)
+                if group.kind is GroupKind.STATE:
+                    outside = len(table) < -(-tokens // group.block_tokens) - 1
                 block = 0 if outside else self.block_pool.allocate()
                 if block is None:
                     self.block_pool.free_blocks([self.block_pool.blocks[b] for b in taken])
@@ -325,7 +372,7 @@ class MiniEngine:
                     request.num_computed_tokens, first * self.geometry.groups[0].block_tokens
                 )
                 request.hit_tokens = min(request.hit_tokens, request.num_computed_tokens)
-            elif request.state == "loading" and request.request_id in failed and len(self.geometry.groups) > 1:
+            elif request.state == "loading" and request.request_id in failed and not self.by_block:
                 request.num_computed_tokens = request.hit_tokens = 0
         self.scheduler.update(report, ended)
         for request_id in ended:
@@ -373,6 +420,12 @@ class MiniEngine:
                 by_layer[layer] += row[layer * row_bytes :][:row_bytes]
         return by_layer
 
+    def state(self, rank: int, group: Group, request: MiniRequest, tokens: int) -> list[bytes]:
+        """The state after so many tokens in each layer."""
+        size = self._memory_type.part_bytes // self.layers
+        text = repr(request.tokens[:tokens]).encode() + bytes([rank, group.index])
+        return [(hashlib.sha256(text + bytes([layer])).digest() * size)[:size] for layer in range(self.layers)]
+
     def _place(self, group: Group, layer: int, block: int, token: int) -> int:
         """Where in a cache the row of a token is."""
         size = self._memory_type.part_bytes // self.layers
@@ -382,6 +435,11 @@ class MiniEngine:
         first, last = request.hit_tokens, request.num_computed_tokens
         for position, group in enumerate(self.geometry.groups):
             size = group.block_tokens
+            if group.kind is GroupKind.STATE:
+                block = request.tables[position][(last - 1) // size]
+                for layer, state in enumerate(self.state(rank, group, request, last)):
+                    self.memory[rank][position].write(self._place(group, layer, block, 0), state)
+                continue
             for index in range(first // size, -(-last // size)):
                 block = request.tables[position][index]
                 tokens = range(max(0, first - index * size), min(size, last - index * size))
@@ -405,6 +463,13 @@ class MiniEngine:
         ranks, layers = ranks or range(self.ranks), list(layers or range(self.layers))
         for rank, (position, group) in itertools.product(ranks, enumerate(self.geometry.groups)):
             size = group.block_tokens
+            if group.kind is GroupKind.STATE:
+                block = request.tables[position][request.hit_tokens // size - 1] if request.hit_tokens else 0
+                states = self.state(rank, group, request, request.hit_tokens) if block else []
+                assert block or not request.hit_tokens
+                for layer, state in enumerate(states):
+                    assert self.memory[rank][position].read(self._place(group, layer, block, 0), len(state)) == state
+                continue
             for index in range(-(-request.hit_tokens // size)):
                 block = request.tables[position][index]
                 tokens = range(min(size, request.hit_tokens - index * size))

@@ -19,18 +19,20 @@ FAKES: tuple[Any, ...] = (lambda name, shm_dir: FakePool(), lambda pool, device:
 
 def connector_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A worker's connector that was told of ``cache``'s groups and has no tensors yet."""
-    monkeypatch.setattr(compat, "worker_rank", lambda: (0, 0))
+    monkeypatch.setattr(compat, "worker_rank", lambda config: (0, 0))
     connector: Any = PegaKVConnector.__new__(PegaKVConnector)
     connector._recorder = Recorder()
     connector._guard = Guard(connector._recorder, lambda reason: None)
     connector._native, connector._worker, connector._store = NativeTypes(*FAKES), None, None
-    connector._connector_metadata = None
+    connector._connector_metadata, connector._by_block = None, len(cache.groups) == 1
     connector._groups = [
         (index, [layer.name for layer in layers], SimpleNamespace(page_size_bytes=layers[0].page_bytes))
         for index, layers in enumerate(cache.groups)
     ]
     connector._vllm_config = SimpleNamespace(
-        compilation_config=SimpleNamespace(static_forward_context={}), cache_config=SimpleNamespace(cache_dtype="auto")
+        compilation_config=SimpleNamespace(static_forward_context={}),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+        parallel_config=SimpleNamespace(),
     )
     shared = [SimpleNamespace(shared_by=[layer.name]) for layer in cache.groups[0]]
     connector._kv_cache_config = SimpleNamespace(num_blocks=BLOCKS, kv_cache_tensors=shared)

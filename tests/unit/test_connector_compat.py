@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import (
@@ -13,12 +14,10 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
-    UniformTypeKVCacheSpecs,
 )
 
 from pegaflow.connector import compat
 from pegaflow.connector.compat import Features
-from pegaflow.connector.geometry import GroupKind
 from pegaflow.connector.metadata import RankReport, StepPlan, WorkerShape
 from pegaflow.connector.request_state import RequestTable
 
@@ -45,82 +44,34 @@ def caches(*specs: Any, hash_block_size: int | None = 32, **more: Any) -> Any:
     return SimpleNamespace(kv_cache_groups=groups, hash_block_size=hash_block_size, **more)
 
 
-@pytest.mark.parametrize(
-    ("spec", "kind"),
-    [
-        (FULL, GroupKind.FULL),
-        (LATENT, GroupKind.FULL),
-        (WINDOW, GroupKind.WINDOW),
-        (CHUNKED, GroupKind.UNSUPPORTED),
-        (UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": FULL, "b": LATENT}), GroupKind.FULL),
-        (UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": FULL, "b": CHUNKED}), GroupKind.UNSUPPORTED),
-    ],
-    ids=["full", "latent", "window", "chunked", "mixed pages", "mixed kinds"],
-)
-def test_kind_of_a_group_comes_from_its_spec(spec: Any, kind: GroupKind) -> None:
-    assert compat.geometry(config(), caches(spec)).groups[0].kind is kind
-
-
-@pytest.mark.parametrize(("window", "blocks"), [(1, 0), (2, 1), (33, 1), (34, 2), (64, 2), (65, 2), (66, 3)])
-def test_window_needs_the_blocks_that_the_next_token_sees(window: int, blocks: int) -> None:
-    spec = SlidingWindowSpec(block_size=32, sliding_window=window, **HEADS)
-    assert compat.geometry(config(), caches(FULL, spec)).groups[1].window_blocks == blocks
-
-
-def test_groups_of_larger_blocks_take_every_kth_hash() -> None:
-    large = SlidingWindowSpec(block_size=96, sliding_window=64, **HEADS)
-    geometry = compat.geometry(config(), caches(FULL, large))
-    assert [group.hashes_per_block for group in geometry.groups] == [1, 3]
-    assert geometry.align_tokens == 96
-    assert not geometry.whole_prompt
-
-
-def test_only_full_attention_may_claim_a_whole_prompt() -> None:
-    assert compat.geometry(config(), caches(FULL)).whole_prompt
-    assert not compat.geometry(config(), caches(WINDOW)).whole_prompt
-
-
-def test_drafter_costs_the_last_block() -> None:
-    drafting = config()
-    drafting.speculative_config = SimpleNamespace(use_eagle=lambda: True)
-    geometry = compat.geometry(drafting, caches(FULL))
-    assert geometry.lookahead
-    assert not geometry.whole_prompt
-
-
-def test_group_that_is_not_transferred_is_left_out() -> None:
-    made = caches(FULL, WINDOW)
-    made.kv_cache_groups[0].enable_kv_transfer = False
-    assert [group.index for group in compat.geometry(config(), made).groups] == [1]
-
-
-def test_older_vllm_gets_hybrid_models_refused_and_plain_ones_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "features", lambda: OLD)
-    assert compat.geometry(config(), caches(FULL)).problem is None
-    assert "0.32" in (compat.geometry(config(), caches(FULL, WINDOW)).problem or "")
-    assert compat.geometry(config(), caches(WINDOW)).problem
-
-
-def test_hash_block_of_older_vllm_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache_utils, "resolve_kv_cache_block_sizes", lambda caches, config: (64, 16))
-    made = compat.geometry(config(), caches(FULL, hash_block_size=None))
-    assert made.groups[0].hashes_per_block == 2
-    monkeypatch.delattr(kv_cache_utils, "resolve_kv_cache_block_sizes")
-    assert compat.geometry(config(), caches(FULL, hash_block_size=None)).groups[0].hashes_per_block == 1
-
-
-def test_context_parallel_blocks_are_larger() -> None:
-    spec = FullAttentionSpec(block_size=32, dcp_sharded=True, **HEADS)
-    parallel = config(decode_context_parallel_size=2)
-    assert compat.geometry(parallel, caches(spec, hash_block_size=64)).groups[0].block_tokens == 64
-
-
 def test_replicas_come_from_vllm_or_from_latent_attention() -> None:
     assert compat.replica_count(config(), SimpleNamespace(kv_tp_replicas=4)) == 4
     latent = config(tensor_parallel_size=8)
     assert compat.replica_count(latent, SimpleNamespace()) == 1
     latent.model_config.use_mla = True
     assert compat.replica_count(latent, SimpleNamespace()) == 8
+
+
+def test_ranks_that_share_prompts_hold_the_same_bytes_unless_tokens_are_spread_over_them() -> None:
+    sharing = config(tensor_parallel_size=4, pipeline_parallel_size=2, prefill_context_parallel_size=2)
+    assert compat.rank_count(sharing) == 16
+    assert compat.replica_count(sharing, SimpleNamespace(kv_tp_replicas=1)) == 2
+    assert compat.replica_count(sharing, SimpleNamespace(kv_tp_replicas=4)) == 8
+    assert compat.replica_count(sharing, SimpleNamespace()) == 2
+    parts = {rank: compat.part_of((0, rank), sharing, SimpleNamespace(kv_tp_replicas=1)) for rank in range(8)}
+    assert [*parts.values()] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert compat.part_of((1, 0), sharing, SimpleNamespace(kv_tp_replicas=1)) == 4
+    sharing.parallel_config.decode_context_parallel_size = 2
+    assert compat.replica_count(sharing, SimpleNamespace(kv_tp_replicas=4)) == 1
+
+
+def test_rank_counts_those_that_share_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {"get_tp_group": 3, "get_pp_group": 1, "get_pcp_group": 1}
+    for name, rank in groups.items():
+        group = SimpleNamespace(rank_in_group=rank)
+        monkeypatch.setattr(parallel_state, name, lambda group=group: group)
+    assert compat.worker_rank(config()) == (1, 3)
+    assert compat.worker_rank(config(prefill_context_parallel_size=2)) == (1, 7)
 
 
 def test_wire_types_are_accepted_by_vllm() -> None:
@@ -254,7 +205,7 @@ def test_layers_of_other_ranks_are_skipped() -> None:
 
 
 def test_installed_vllm_has_all_features() -> None:
-    assert compat.features() == Features(True, True, True)
+    assert compat.features() == Features(True, True, True, True)
 
 
 def graphs(mode: str, drafts: int = 0) -> Any:

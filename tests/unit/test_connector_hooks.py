@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
 import pegaflow.connector
 from pegaflow import vllm_plugin
 from pegaflow.config import ConnectorConfig
-from pegaflow.connector import NoopKVConnector, PegaKVConnector, compat
+from pegaflow.connector import NoopKVConnector, PegaKVConnector, compat, groups
 from pegaflow.connector.guard import KINDS_MAX, Guard
 from pegaflow.connector.identity import plain
 from pegaflow.connector.metadata import LoadOutcome, RankReport, SaveOutcome, StepPlan
@@ -30,7 +30,8 @@ def bare(engine: MiniEngine | None = None, worker: bool = False) -> Any:
     connector._recorder = Recorder()
     connector._guard = Guard(connector._recorder, lambda reason: None)
     connector._connector_metadata = None
-    connector._groups = [(0, ["layer0"], None)]
+    connector._groups, connector._by_block = [(0, ["layer0"], None)], True
+    connector._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace())
     connector._scheduler = engine.scheduler if engine and not worker else None
     connector._store = engine.store if engine and not worker else None
     connector._worker = engine.workers[0] if engine and worker else None
@@ -133,8 +134,9 @@ def without_scheduler(monkeypatch: pytest.MonkeyPatch, error: Exception, broken:
     connector._vllm_config = connector._kv_cache_config = None
     connector._kv_transfer_config = SimpleNamespace(engine_id="engine")
     module = "pegaflow.connector.connector"
-    for name, value in (("geometry", MiniEngine().geometry), ("rank_count", 1), ("replica_count", 1)):
-        monkeypatch.setattr(compat, name, lambda *arguments, value=value: value)
+    monkeypatch.setattr(groups, "geometry", lambda *arguments: MiniEngine().geometry)
+    for name in ("rank_count", "replica_count"):
+        monkeypatch.setattr(compat, name, lambda *arguments: 1)
     monkeypatch.setattr(f"{module}.ModelIdentity", lambda *arguments: FakeIdentity())
     monkeypatch.setattr(f"{module}._open_pool", lambda *arguments: pool)
 
@@ -145,7 +147,7 @@ def without_scheduler(monkeypatch: pytest.MonkeyPatch, error: Exception, broken:
     return connector, pool
 
 
-@pytest.mark.parametrize("broken", ["compat.geometry", "ModelIdentity", "compat.replica_count", "config_problem"])
+@pytest.mark.parametrize("broken", ["groups.geometry", "ModelIdentity", "compat.replica_count", "config_problem"])
 def test_error_while_starting_turns_the_cache_off_and_vllm_starts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
@@ -198,7 +200,7 @@ def test_worker_that_does_not_know_its_rank_says_so(monkeypatch: pytest.MonkeyPa
     connector = bare()
     connector._native = None
 
-    def fail() -> Any:
+    def fail(*arguments: Any) -> Any:
         raise AssertionError("no groups")
 
     monkeypatch.setattr(compat, "worker_rank", fail)

@@ -6,12 +6,20 @@ import pytest
 
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.metadata import LoadOutcome, RankReport, SaveOutcome
-from tests.unit.mini_engine import HASH_TOKENS, HYBRID, SINGLE, MiniEngine, MiniRequest, full_group, window_group
+from tests.unit.mini_engine import (
+    EVERY_KIND,
+    HASH_TOKENS,
+    HYBRID,
+    SINGLE,
+    MiniEngine,
+    MiniRequest,
+    full_group,
+    window_group,
+)
 
 PROMPT = list(range(40))
 GEOMETRIES = {
-    "single": SINGLE,
-    "hybrid": HYBRID,
+    **EVERY_KIND,
     "window only": Geometry((window_group(0, 3),)),
     "larger blocks": Geometry((full_group(0, 8),), whole_prompt=True),
 }

@@ -1,6 +1,7 @@
 """Saves: which blocks go out, in which order they are published, and what the bookkeeping costs."""
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,12 +68,13 @@ def test_preempted_request_forgets_how_far_it_was() -> None:
     assert state.computed_seen == 0
 
 
-def test_drafts_do_not_make_the_last_block_of_a_drafter_final() -> None:
-    engine = MiniEngine(Geometry((full_group(),), lookahead=True), blocks=400)
+@pytest.mark.parametrize(("lag", "blocks"), [(0, 10), (1, 9), (4, 9), (5, 8)])
+def test_drafts_do_not_make_a_block_final_that_the_drafter_may_compute_anew(lag: int, blocks: int) -> None:
+    engine = MiniEngine(Geometry((replace(full_group(), drafts=True, lag_tokens=lag),)), blocks=400)
     request = engine.add(PROMPT)
     engine._allocate(request, 40)
     plan = plan_one(engine, request, 46)
-    assert [len(refs) for job in plan.saves for _, refs, _ in job.blocks] == [9]
+    assert [len(refs) for job in plan.saves for _, refs, _ in job.blocks] == [blocks]
 
 
 def test_tokens_that_the_last_step_confirmed_are_saved_at_the_end() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pegaflow.connector.geometry import Geometry
 from tests.fakes import FakePool
-from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine, MiniRequest, full_group
+from tests.unit.mini_engine import DRAFTED, HYBRID, RECURRENT, SINGLE, MiniEngine, MiniRequest, full_group
 
 PROMPT = list(range(100, 142))
 """Ten blocks of four tokens, and two tokens."""
@@ -214,7 +214,7 @@ def test_tail_takes_the_hashes_that_vllm_has_of_pieces_of_a_block() -> None:
             assert request.block_hashes[2] in [slot.key for slot in pool.slots.values()]
 
 
-@pytest.mark.parametrize("geometry", [HYBRID, Geometry(SINGLE.groups, lookahead=True)], ids=["window", "drafter"])
+@pytest.mark.parametrize("geometry", [HYBRID, DRAFTED, RECURRENT], ids=["window", "drafter", "recurrent"])
 def test_model_that_cannot_go_on_inside_a_block_has_no_tails_and_says_so(
     geometry: Geometry, caplog: pytest.LogCaptureFixture
 ) -> None:

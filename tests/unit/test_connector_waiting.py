@@ -7,7 +7,7 @@ import pytest
 from pegaflow.connector import waiting
 from pegaflow.connector.geometry import Geometry
 from tests.fakes import FakePool
-from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
+from tests.unit.mini_engine import CHUNKED, DRAFTED, DRAFTED_RECURRENT, HYBRID, RECURRENT, SINGLE, MiniEngine
 
 PROMPT = list(range(300, 342))
 STEPS_MAX = 1_000_000
@@ -38,8 +38,13 @@ def pair(geometry: Geometry = SINGLE, **options: Any) -> tuple[MiniEngine, MiniE
         (SINGLE, 3, 3),
         (HYBRID, 42, 40),
         (HYBRID, 40, 32),
-        (Geometry(SINGLE.groups, lookahead=True), 42, 36),
-        (Geometry(SINGLE.groups, lookahead=True), 40, 32),
+        (DRAFTED, 42, 36),
+        (DRAFTED, 40, 36),
+        (RECURRENT, 42, 40),
+        (RECURRENT, 40, 32),
+        (DRAFTED_RECURRENT, 42, 32),
+        (CHUNKED, 42, 40),
+        (CHUNKED, 34, 32),
     ],
 )
 def test_request_waits_until_the_last_of_its_prompt_is_there(geometry: Geometry, tokens: int, hit: int) -> None:
