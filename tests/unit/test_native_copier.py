@@ -204,10 +204,11 @@ def test_a_signal_ends_a_wait(pool: Any, namespace: Any) -> None:
     target = bytearray(PART_BYTES * BLOCKS)
     copier = _native.HostCopier(pool, threads=1)
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.15)
     try:
-        # 7 GB in one job: no machine is through with them before the signal.
+        # 7 GB in one job: no machine is through with them before the signal. Starting it takes a while too, on a busy
+        # one.
         copier.load(0, layers(target), refs * 30_000, list(range(BLOCKS)) * 30_000)
+        signal.setitimer(signal.ITIMER_REAL, 0.15)
         with pytest.raises(RangError):
             copier.wait(WAIT_MS)
         assert copier.in_flight() == 1
