@@ -64,6 +64,14 @@ pub const EVICT_BATCH_MAX: usize = 16_384;
 pub const EVICT_SCANS_MAX: usize = 2;
 /// Blocks of instances within their share that one scan takes out of the way.
 pub const GUARDED_MAX: usize = 16_384;
+/// How long accounts are good for, unless counting them takes long.
+pub const RECOUNT_PAUSE: Duration = Duration::from_millis(100);
+/// Counting takes at most one part in so many of the time.
+pub const RECOUNT_COST_MAX: u32 = 32;
+/// Moves of one block that a reader follows.
+pub const MOVES_FOLLOWED_MAX: usize = few(64, 0);
+/// Longest wait for leases of blocks that have to move.
+pub const LEASED_MOVE_WAIT_MAX: Duration = Duration::from_millis(500);
 /// Extents that are tried in one search for one to take.
 pub const EXTENTS_TRIED_MAX: usize = 8;
 /// Thousandths of the largest weight of an instance.
@@ -73,7 +81,9 @@ pub const WEIGHT_MILLI_DEFAULT: u64 = 1000;
 
 /// How long a slot that a device of a dead process may still write stays out of use.
 pub const QUARANTINE_GRACE: Duration = Duration::from_secs(5);
-/// Pause of the background thread when nothing wakes it.
+/// Pause between two looks for dead processes.
+pub const REAP_INTERVAL: Duration = Duration::from_millis(100);
+/// Pause between two looks at everything else, when nothing wakes the background thread.
 pub const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(500);
 /// How long an opener waits for another process to finish creating the pool.
 pub const CREATE_WAIT_MAX: Duration = Duration::from_secs(5);

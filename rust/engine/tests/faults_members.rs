@@ -1,7 +1,9 @@
 //! Members that leave, lead, follow, or are too many.
-#![allow(missing_docs)]
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "shared with the processes to kill")]
 
 mod common;
+#[path = "worker/forge.rs"]
+mod forge;
 mod kill;
 
 use std::os::unix::fs::symlink;
@@ -10,7 +12,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::ShmDir;
-use kill::blocks::{MAIN, POOL_NAME, check_chain, fill, key, keys, namespace, open, options, store_all, store_chain};
+use forge::Forge;
+use kill::blocks::{
+    self, MAIN, POOL_NAME, check_chain, fill, key, keys, namespace, open, options, store_all, store_chain,
+};
 use kill::child::Worker;
 use kill::settled::{FRESH, assert_nothing_lost, assert_settled, stat};
 use pegaflow_engine::{ErrorKind, Namespace, Pool};
@@ -117,6 +122,31 @@ fn a_full_table_of_processes_is_a_sentence_and_a_table_full_of_dead_ones_is_not(
     let ns = namespace(&pool, MAIN);
     assert_eq!(reserved(&pool, ns), 0);
     assert_nothing_lost(&pool, &[ns]);
+}
+
+#[test]
+fn who_inherits_the_row_of_a_dead_process_waits_for_its_devices() {
+    let dir = ShmDir::new("heir");
+    let mut dead = Worker::start("hold", &dir.0, &["device-writes"]);
+    dead.expect("holding");
+    dead.kill();
+    Forge::open(&dir.0).unwrap().fill_process_table();
+    let heir = open(&dir.0);
+    let ns = namespace(&heir, MAIN);
+    let in_use = || {
+        let stats = heir.namespace_stats(ns).unwrap();
+        stat(&stats, "slots") - stat(&stats, "slots_free") - stat(&stats, "blocks_sealed")
+    };
+    assert_eq!((in_use(), reserved(&heir, ns)), (3, 0), "in quarantine, under nobody's name");
+    store_all(&heir, ns, &keys(10..11), 1);
+    let own = heir.reserve(ns, &keys(11..12), None, true).unwrap()[0].1;
+    drop(heir);
+    let late = open(&alias(&dir, "late"));
+    let found = late.namespace_stats(ns).unwrap();
+    let waiting = stat(&found, "slots") - stat(&found, "slots_free") - stat(&found, "blocks_sealed");
+    assert_eq!(waiting, 3, "no device writes on behalf of the heir, whose {own:?} is free");
+    Forge::open(&dir.0).unwrap().end_grace_periods();
+    assert_nothing_lost(&late, &[ns]);
 }
 
 #[test]

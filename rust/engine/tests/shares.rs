@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use common::{ShmDir, key, keys, store};
 use kill::child::Worker;
 use nix::sys::signal::Signal;
+use pegaflow_engine::limits::RECOUNT_PAUSE;
+use pegaflow_engine::objects::{ObjectStore, ObjectStoreOptions, ValueKind};
 use pegaflow_engine::{Key, Namespace, OpenOptions, Pool, admin};
 
 const SEGMENT_BYTES: u64 = 256 << 10;
@@ -256,6 +258,39 @@ fn a_weight_is_a_positive_number_and_may_change() {
         OpenOptions { shm_dir: one.shm_dir().to_owned(), weight: Some(1.5), create: false, ..OpenOptions::default() };
     assert!(Arc::ptr_eq(&one, &Pool::open("p", &again).unwrap()));
     assert_eq!(one.share().unwrap().bytes, SEGMENT_BYTES * 3 / 2);
+}
+
+#[test]
+fn what_others_have_taken_of_an_excess_is_not_taken_twice() {
+    let mut host = Host::new("twice", 4);
+    let (much, other, third) = (host.instance(None), host.instance(None), host.instance(Some(2.0)));
+    let spaces = [model(&much, 1), model(&other, 1), model(&third, 1)];
+    flood(&much, spaces[0], 10_000..10_000 + 4 * SEGMENT_BLOCKS);
+    // Lists what `much` has too much.
+    flood(&other, spaces[1], 20_000..20_001);
+    assert_eq!(used_blocks(&much), 4 * SEGMENT_BLOCKS - 1);
+    // Not what is listed.
+    for number in 10_000 + SEGMENT_BLOCKS..10_000 + 4 * SEGMENT_BLOCKS {
+        assert_eq!(third.touch(spaces[2], &[key(number)]).unwrap(), 1);
+    }
+    assert_eq!(used_blocks(&much), SEGMENT_BLOCKS - 1, "less than its share");
+    // Accounts of before are good for a while.
+    std::thread::sleep(2 * RECOUNT_PAUSE);
+    flood(&other, spaces[1], 21_000..21_010);
+    assert_eq!(used_blocks(&much), SEGMENT_BLOCKS - 1);
+    assert_clean(&much);
+}
+
+#[test]
+fn a_process_that_keeps_values_only_has_no_share() {
+    let mut host = Host::new("keeper", 8);
+    let (one, keeper) = (host.instance(None), host.instance(None));
+    let ns = model(&one, 1);
+    let options = ObjectStoreOptions { shm_dir: keeper.shm_dir().to_owned(), ..ObjectStoreOptions::default() };
+    let store_of_values = ObjectStore::open(Some("p"), &options).unwrap();
+    store_of_values.put("name", ValueKind::Bytes, b"value").unwrap();
+    store(&one, ns, 0..4);
+    assert_eq!((sharers(&one), keeper.share().unwrap().bytes), (1, 0));
 }
 
 /// Chains that end up in many places: stored block by block in turns, evicted, and stored anew.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::BlockRef;
 use crate::limits::WEIGHT_MILLI_DEFAULT;
+use crate::shm::accounts::Counted;
 use crate::shm::control::Control;
 use crate::shm::evict::EvictQueue;
 use crate::shm::extent::{Extents, SegmentKey};
@@ -53,6 +54,7 @@ pub(crate) struct Core {
     pub(crate) used_segments: Mutex<(u64, (usize, bool))>,
     pub(crate) free_cursors: Mutex<HashMap<u32, FreeCursor>>,
     pub(crate) evict_queues: Mutex<HashMap<u32, EvictQueue>>,
+    pub(crate) counted_shares: Mutex<Option<Counted>>,
     pub(crate) grow_error: Mutex<Option<String>>,
     pub(crate) grow_paused_until: Mutex<Option<Instant>>,
     /// Since when another process has been growing a namespace that this one wants to grow.
@@ -64,6 +66,8 @@ pub(crate) struct Core {
     /// Until when no extent of another namespace is looked for, but for a namespace that has none.
     pub(crate) moves_paused_until: Mutex<Option<Instant>>,
     pub(crate) reaping: Mutex<()>,
+    /// Dead leaders of living followers, epochs by row, for which this process has done what there is to do meanwhile.
+    pub(crate) settled_leaders: Mutex<HashMap<u32, u64>>,
     pub(crate) slow_holders: SlowHolders,
     pub(crate) requests: Mutex<Requests>,
     pub(crate) bell: Condvar,
@@ -88,6 +92,7 @@ impl Core {
             used_segments: Mutex::new((u64::MAX, (0, true))),
             free_cursors: Mutex::default(),
             evict_queues: Mutex::default(),
+            counted_shares: Mutex::default(),
             grow_error: Mutex::default(),
             grow_paused_until: Mutex::default(),
             growth_seen_since: Mutex::default(),
@@ -95,6 +100,7 @@ impl Core {
             placing_failures: AtomicU64::new(0),
             moves_paused_until: Mutex::default(),
             reaping: Mutex::default(),
+            settled_leaders: Mutex::default(),
             slow_holders: SlowHolders::default(),
             requests: Mutex::default(),
             bell: Condvar::new(),

@@ -33,6 +33,8 @@ pub(crate) struct EvictQueue {
     /// `moves` of the namespace before the scan.
     moves: u64,
     candidates: Vec<Stamped>,
+    /// Bytes of each.
+    slot_bytes: u64,
 }
 
 impl Core {
@@ -65,16 +67,20 @@ impl Core {
                 scans += 1;
                 queue.moves = moves.load(SeqCst);
                 let evictor = Evictor { row: self.me.row, own: scans > 1, any };
-                let all = self.all_extents();
-                let shares = self.shares_in(&all);
-                queue.candidates = self.scan_candidates(ns, &shares, evictor);
+                let shares = self.recent_shares();
+                (queue.candidates, queue.slot_bytes) = self.scan_candidates(ns, &shares, evictor);
                 if leaving.is_none() {
-                    self.ask_for_share(ns, &all, &shares);
+                    self.ask_for_share(ns, &shares);
                 }
                 continue;
             };
             // Refreshed since the scan, or no more what it was.
             if self.control.stamp(slot).load(SeqCst) != stamp {
+                continue;
+            }
+            // Siblings have taken what its owner had beyond its share.
+            if !any && !self.may_take(stamp) {
+                self.guard(slot, stamp);
                 continue;
             }
             if self.is_left_alone(slot, leaving) {
@@ -83,6 +89,7 @@ impl Core {
             }
             if let Some(freeing) = self.evict_one(slot, stamp, Some(ns)) {
                 self.stats.blocks_evicted.add(1);
+                self.note_taken(stamp, queue.slot_bytes);
                 if let Some(taken) = self.recycle(slot, freeing) {
                     return Some(taken);
                 }
@@ -91,7 +98,8 @@ impl Core {
         None
     }
 
-    fn scan_candidates(&self, ns: Namespace, shares: &Shares, evictor: Evictor) -> Vec<Stamped> {
+    /// Candidates, and the bytes of a block.
+    fn scan_candidates(&self, ns: Namespace, shares: &Shares, evictor: Evictor) -> (Vec<Stamped>, u64) {
         let horizon = self.control.header().clock.load(SeqCst);
         self.raise_horizon(ns, horizon);
         crate::crash_point::pass("evict.listed");
@@ -118,7 +126,7 @@ impl Core {
             refreshed += self.guard(slot, stamp);
         }
         victims.reverse();
-        victims
+        (victims, slot_bytes)
     }
 
     /// Take a block that has to stay out of the way of those that go. Returns how many blocks were refreshed for it.
@@ -303,6 +311,39 @@ mod tests {
         assert!(core.evict_one(block.slot(), stamp, Some(theirs)).is_some());
     }
 
+    /// A block with one member in another slot; its extent.
+    fn head_and_member(pool: &Pool) -> (BlockRef, Extent) {
+        let core = pool.core();
+        let ns = pool.namespace(&[1; 32], 0, &[512], "test").expect("a namespace");
+        core.grow(ns).expect("room");
+        let keys = [7, 8].map(|byte| Key::new(&[byte; 16]).expect("a key"));
+        let reserved = pool.reserve(ns, &keys, None, false).expect("a namespace");
+        let (head, member) = (reserved[0].1, reserved[1].1);
+        core.make_member(member, head, head.slot());
+        pool.mark_written(0, &[head], None).expect("reserved");
+        assert_eq!(pool.publish(&[head]).expect("written"), 1);
+        (head, core.extents(ns)[0].clone())
+    }
+
+    #[test]
+    fn a_slot_goes_on_to_a_new_block_only_if_its_extent_stays() {
+        for stays in [true, false] {
+            let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+            let pool = Pool::open("p", &options).expect("a private pool");
+            let core = pool.core();
+            let (head, extent) = head_and_member(&pool);
+            if !stays {
+                assert!(core.claim_for_retiring(&extent, false));
+            }
+            let stamp = core.control.stamp(head.slot()).load(SeqCst);
+            let freeing = core.evict_one(head.slot(), stamp, None).expect("nobody uses it");
+            let recycled = core.recycle(head.slot(), freeing);
+            let state = SlotState::decode(core.control.slot_unchecked(head.slot()).state.load(SeqCst));
+            let expected = if stays { State::Reserved } else { State::Free };
+            assert_eq!((recycled.is_some(), state.expect("a state").state), (stays, expected));
+        }
+    }
+
     #[test]
     fn one_scan_refreshes_a_bounded_number_of_blocks_whatever_chains_share() {
         const PREFIX: usize = 300;
@@ -332,7 +373,7 @@ mod tests {
         let evictor = Evictor { row: 1, own: false, any: false };
         let clock = || core.control.header().clock.load(SeqCst);
         let (mut scans, mut before) = (0, clock());
-        while core.scan_candidates(ns, &Shares::of_rows(rows.clone()), evictor).is_empty() {
+        while core.scan_candidates(ns, &Shares::of_rows(rows.clone()), evictor).0.is_empty() {
             let ticks = clock() - before;
             assert!((1..=(GUARDED_MAX + PREFIX + 1) as u64).contains(&ticks), "{ticks} blocks");
             (scans, before) = (scans + 1, clock());

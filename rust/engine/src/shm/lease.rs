@@ -8,9 +8,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::key::{BlockRef, Key};
-use crate::limits::few;
+use crate::limits::{MOVES_FOLLOWED_MAX, few};
 use crate::shm::core::Core;
-use crate::shm::namespace::Namespace;
+use crate::shm::namespace::{Identity, Namespace};
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{NOBODY, SlotState, State, sealed_word};
 use crate::sync::{LocalU32, Relaxed, SeqCst};
@@ -73,6 +73,21 @@ impl Core {
         false
     }
 
+    /// Pin the block of a key that was found there. It may be moving to another slot, and is not absent meanwhile: it
+    /// is looked for again.
+    pub(crate) fn pin_found(&self, identity: &Identity, key: &Key, found: BlockRef) -> Option<BlockRef> {
+        if self.pin(found) {
+            return Some(found);
+        }
+        for _ in 0..MOVES_FOLLOWED_MAX {
+            let block = self.find(identity, key)?;
+            if self.pin(block) {
+                return Some(block);
+            }
+        }
+        None
+    }
+
     /// Give one pin back.
     pub(crate) fn unpin(&self, block: BlockRef) -> Result<()> {
         let stale = || Error::invalid("a block was released that this process has not leased");
@@ -133,20 +148,15 @@ impl Core {
         let start = start.min(stop);
         self.stats.lookups.add(1);
         let mut leased = Vec::with_capacity(stop - start);
-        self.find_many(&identity, &keys[start..stop], |found| match found {
-            Some(block) if self.pin(block) => {
-                leased.push(block);
-                true
-            }
-            _ => false,
+        self.find_many(&identity, &keys[start..stop], |found| {
+            let pinned = found.and_then(|block| self.pin_found(&identity, &keys[start + leased.len()], block));
+            leased.extend(pinned);
+            pinned.is_some()
         });
         self.stats.lookup_blocks_hit.add(leased.len() as u64);
         let mut before = Vec::new();
         if !leased.is_empty() {
-            self.find_many(&identity, &keys[..start], |found| {
-                before.extend(found.filter(|block| self.pin(*block)));
-                true
-            });
+            self.pin_present(&identity, &keys[..start], &mut before);
         }
         let chain: Vec<BlockRef> = before.iter().chain(&leased).copied().collect();
         self.stamp_chain(&chain);
@@ -156,14 +166,21 @@ impl Core {
         Ok(leased)
     }
 
+    /// Pin all keys that are present.
+    fn pin_present(&self, identity: &Identity, keys: &[Key], pinned: &mut Vec<BlockRef>) {
+        let mut position = 0;
+        self.find_many(identity, keys, |found| {
+            pinned.extend(found.and_then(|block| self.pin_found(identity, &keys[position], block)));
+            position += 1;
+            true
+        });
+    }
+
     /// Refresh what is present of a chain. Returns how many blocks were.
     pub(crate) fn touch(&self, ns: Namespace, keys: &[Key]) -> Result<usize> {
         let identity = self.identity(ns)?;
         let mut chain = Vec::new();
-        self.find_many(&identity, keys, |found| {
-            chain.extend(found.filter(|block| self.pin(*block)));
-            true
-        });
+        self.pin_present(&identity, keys, &mut chain);
         self.stamp_chain(&chain);
         for block in &chain {
             self.unpin(*block)?;

@@ -1,28 +1,41 @@
-//! The background thread of an attached pool: grows namespaces, reaps the dead, ends quarantines, rebuilds the index.
+//! The background threads of an attached pool: one reaps the dead, ends quarantines and rebuilds the index, the other
+//! grows namespaces.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::limits::{GROW_RETRY_PAUSE, MAINTENANCE_INTERVAL};
+use crate::limits::{GROW_RETRY_PAUSE, MAINTENANCE_INTERVAL, REAP_INTERVAL};
 use crate::shm::clock::unix_seconds;
-use crate::shm::core::Core;
+use crate::shm::core::{Core, Requests};
 use crate::shm::grow::Grown;
 use crate::shm::lock::begin_operation;
 use crate::shm::namespace::Namespace;
 use crate::sync::{Relaxed, SeqCst};
 
-/// Start the thread.
-pub(crate) fn start(core: &Arc<Core>) -> Result<JoinHandle<()>> {
-    let core = Arc::clone(core);
-    std::thread::Builder::new().name("pega-pool".into()).spawn(move || run(&core)).map_err(|error| {
-        Error::new(ErrorKind::Busy, format!("cannot start the pool's background thread ({error}): check ulimit -u"))
-    })
+/// Start the threads: one looks around, the other grows namespaces, which may take long and must not keep the dead
+/// waiting.
+pub(crate) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>> {
+    let spawn = |name: &str, run: fn(&Core)| {
+        let core = Arc::clone(core);
+        std::thread::Builder::new().name(name.into()).spawn(move || run(&core))
+    };
+    let keeper = spawn("pega-pool", keep);
+    match (keeper, spawn("pega-grow", grow)) {
+        (Ok(keeper), Ok(grower)) => Ok(vec![keeper, grower]),
+        (Err(error), _) | (_, Err(error)) => {
+            core.ask_to_stop();
+            Err(Error::new(
+                ErrorKind::Busy,
+                format!("cannot start the pool's background threads ({error}): check ulimit -u"),
+            ))
+        }
+    }
 }
 
-fn run(core: &Core) {
-    let mut grow = Vec::new();
+fn keep(core: &Core) {
+    let mut looked_around = None;
     loop {
         if !core.is_member() {
             log::error!(
@@ -31,20 +44,39 @@ fn run(core: &Core) {
             );
             return;
         }
-        core.look_around();
-        for ns in grow.drain(..) {
-            core.serve_growth(Namespace(ns));
+        let due = |since: Instant| since.elapsed() >= MAINTENANCE_INTERVAL;
+        if looked_around.is_none_or(due) {
+            core.look_around();
+            looked_around = Some(Instant::now());
+        } else {
+            core.look_for_the_dead();
         }
-        let requests = core.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle =
-            |requests: &mut crate::shm::core::Requests| !requests.stop && !requests.awake && requests.grow.is_empty();
+        let requests = core.lock_requests();
+        let idle = |requests: &mut Requests| !requests.stop && !requests.awake;
         let (mut requests, _) =
-            core.bell.wait_timeout_while(requests, MAINTENANCE_INTERVAL, idle).unwrap_or_else(PoisonError::into_inner);
+            core.bell.wait_timeout_while(requests, REAP_INTERVAL, idle).unwrap_or_else(PoisonError::into_inner);
         if requests.stop {
             return;
         }
-        requests.awake = false;
-        grow.extend(std::mem::take(&mut requests.grow));
+        if std::mem::take(&mut requests.awake) {
+            looked_around = None;
+        }
+    }
+}
+
+fn grow(core: &Core) {
+    loop {
+        let idle = |requests: &mut Requests| !requests.stop && requests.grow.is_empty();
+        let mut requests = core.bell.wait_while(core.lock_requests(), idle).unwrap_or_else(PoisonError::into_inner);
+        if requests.stop {
+            return;
+        }
+        let wanted = std::mem::take(&mut requests.grow);
+        drop(requests);
+        // Who was taken for dead grows nothing any more, and whoever asks is refused.
+        for ns in wanted.into_iter().filter(|_| core.is_member()) {
+            core.serve_growth(Namespace(ns));
+        }
     }
 }
 
@@ -54,9 +86,7 @@ impl Core {
         begin_operation();
         let header = self.control.header();
         header.last_used_unix_s.store(unix_seconds(), Relaxed);
-        if self.reap() > 0 {
-            log::info!("pegaflow: cleaned up after dead processes of pool {}", self.name);
-        }
+        self.look_for_the_dead();
         self.end_quarantines();
         self.drop_orphans();
         if header.rebuild_wanted.load(SeqCst) != 0
@@ -65,6 +95,15 @@ impl Core {
             log::warn!("pegaflow: {error}");
         }
         self.prune_segments();
+    }
+
+    /// What nobody should have to wait for.
+    fn look_for_the_dead(&self) {
+        begin_operation();
+        if self.reap() > 0 {
+            log::info!("pegaflow: cleaned up after dead processes of pool {}", self.name);
+            self.drop_orphans();
+        }
     }
 
     /// Add an extent; if the pool is at its capacity, take one that another namespace does not need.
@@ -96,9 +135,18 @@ impl Core {
         self.growth_seen_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stop the background thread at its next look.
+    fn lock_requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stop the background threads at their next look.
     pub(crate) fn ask_to_stop(&self) {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
+        self.lock_requests().stop = true;
         self.bell.notify_all();
+    }
+
+    /// Whether the background threads are to end.
+    pub(crate) fn is_asked_to_stop(&self) -> bool {
+        self.lock_requests().stop
     }
 }

@@ -1,5 +1,6 @@
 //! The pool in shared memory. `docs/shm-format.md` has the bytes, `docs/crash-model.md` the deaths.
 
+pub(crate) mod accounts;
 pub(crate) mod backing;
 pub(crate) mod clock;
 pub(crate) mod control;

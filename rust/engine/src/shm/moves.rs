@@ -4,19 +4,24 @@
 //! extent has slots; what else is in the extent moves to the slots that they leave.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::limits::{EXTENTS_TRIED_MAX, GROW_RETRY_PAUSE};
+use crate::limits::{EXTENTS_TRIED_MAX, GROW_RETRY_PAUSE, LEASED_MOVE_WAIT_MAX};
 use crate::shm::core::Core;
 use crate::shm::evict::{EvictQueue, Leaving};
 use crate::shm::extent::{Extent, ExtentState};
 use crate::shm::free::TakenSlot;
+use crate::shm::lease::is_leased;
+use crate::shm::lock::begin_operation;
 use crate::shm::namespace::{Namespace, is_kept};
 use crate::shm::recency::owner_of;
-use crate::shm::relocate::Moved;
+use crate::shm::relocate::{Moved, Twin};
 use crate::shm::shares::Shares;
-use crate::shm::state::SlotState;
-use crate::sync::SeqCst;
+use crate::shm::state::{SlotState, State};
+use crate::sync::{Acquire, SeqCst, sleep};
+
+/// Pause between two looks whether a block is still leased.
+const LEASE_LOOK_PAUSE: Duration = Duration::from_millis(1);
 
 /// What a namespace would lose with an extent.
 #[derive(Default)]
@@ -37,16 +42,21 @@ struct Evacuation<'a> {
     owned: HashMap<u32, SlotState>,
     /// Slots of other extents for what has to move.
     elsewhere: Vec<TakenSlot>,
+    /// Blocks that are copied to such slots and not yet found there.
+    twins: Vec<Twin>,
     moved: Moved,
+    /// Until when leases of blocks in the extent are waited for.
+    patient_until: Instant,
 }
 
 impl Core {
     /// A scan for victims found this instance below its share: have an extent of another namespace looked for.
-    pub(crate) fn ask_for_share(&self, ns: Namespace, all: &[Extent], shares: &Shares) {
+    pub(crate) fn ask_for_share(&self, ns: Namespace, shares: &Shares) {
+        let all = self.all_extents();
         let gives = |extent: &Extent| {
             extent.state == ExtentState::Ready && extent.namespace != ns.0 && !is_kept(&self.control, extent.namespace)
         };
-        if self.is_entitled(ns, all, shares) && all.iter().any(gives) {
+        if self.is_entitled(ns, &all, shares) && all.iter().any(gives) {
             self.ask_to_grow(ns);
         }
     }
@@ -152,9 +162,11 @@ impl Core {
         sources.into_values().collect()
     }
 
-    /// Empty an extent and remove it; with `any`, whatever the shares. `false` if somebody uses a block of it.
+    /// Empty an extent and remove it; with `any`, whatever the shares. `false` if somebody uses a block of it, or a
+    /// sibling is taking another extent of the namespace: of two that move blocks at a time, one would not learn what
+    /// the other's children are told.
     fn evacuate(&self, extent: &Extent, any: bool) -> bool {
-        if !self.claim_for_retiring(extent) {
+        if !self.claim_for_retiring(extent, true) {
             return false;
         }
         crate::crash_point::pass("retire.claimed");
@@ -166,26 +178,30 @@ impl Core {
             queue: EvictQueue::default(),
             owned: HashMap::with_capacity(extent.slot_count as usize),
             elsewhere: Vec::new(),
+            twins: Vec::new(),
             moved: Moved::default(),
+            patient_until: Instant::now() + LEASED_MOVE_WAIT_MAX,
         };
-        let all = self.make_room(&mut work) && extent.slots().all(|slot| self.vacate(slot, &mut work));
+        let all = self.make_room(&mut work) && self.copy_out(&mut work) && self.move_over(&mut work);
         self.rename_moved_parents(Namespace(extent.namespace), &work.moved);
-        for (slot, state) in work.elsewhere {
+        let copies = work.twins.iter().map(|twin| (twin.copy.slot(), self.reserved_state(twin.copy)));
+        for (slot, state) in work.elsewhere.into_iter().chain(copies) {
             self.give_back(slot, state);
         }
         self.end_retiring(extent, work.owned.into_iter().collect(), all)
     }
 
     /// Take all slots of the extent that are free, and for each of the others a slot elsewhere. All that is lost is
-    /// lost here: a list of candidates does not survive that blocks move.
+    /// lost here, once nothing in the extent is in use: a list of candidates does not survive that blocks move.
     fn make_room(&self, work: &mut Evacuation<'_>) -> bool {
         let ns = Namespace(work.extent.namespace);
-        for slot in work.extent.slots() {
-            if let Some(taken) = self.reserve_slot(slot) {
-                self.unhint_free(slot);
-                work.owned.extend([taken]);
-                crate::crash_point::pass("retire.taken");
-            }
+        let patient_until = work.patient_until;
+        let ready = self.patiently(patient_until, || {
+            let mut slots = work.extent.slots();
+            slots.all(|slot| work.owned.contains_key(&slot) || self.take_over(slot, work) || self.is_movable(slot))
+        });
+        if !ready {
+            return false;
         }
         let mut lost = 0;
         while work.owned.len() + work.elsewhere.len() < work.extent.slot_count as usize {
@@ -207,23 +223,76 @@ impl Core {
         true
     }
 
-    /// Get one more slot of the extent, by moving its block.
-    fn vacate(&self, slot: u32, work: &mut Evacuation<'_>) -> bool {
-        if work.owned.contains_key(&slot) {
-            return true;
+    /// Take a slot of the extent that is free.
+    fn take_over(&self, slot: u32, work: &mut Evacuation<'_>) -> bool {
+        let Some(taken) = self.reserve_slot(slot) else { return false };
+        self.unhint_free(slot);
+        work.owned.extend([taken]);
+        crate::crash_point::pass("retire.taken");
+        true
+    }
+
+    /// Whether the slot has a block that nobody uses.
+    fn is_movable(&self, slot: u32) -> bool {
+        self.control.slot(slot).is_some_and(|header| {
+            let state = SlotState::decode(header.state.load(Acquire)).map(|state| state.state);
+            state == Some(State::Sealed) && !is_leased(header)
+        })
+    }
+
+    /// Copy what is in the extent. This takes long, and nobody notices: blocks change their places afterwards, all
+    /// within a short time, since each that does voids the lists of candidates of all siblings.
+    fn copy_out(&self, work: &mut Evacuation<'_>) -> bool {
+        let patient_until = work.patient_until;
+        work.extent.slots().all(|slot| {
+            self.patiently(patient_until, || {
+                if work.owned.contains_key(&slot) || self.take_over(slot, work) {
+                    return true;
+                }
+                let Some(target) = work.elsewhere.pop() else { return false };
+                match self.copy_to_twin(slot, target) {
+                    Some(twin) => work.twins.push(twin),
+                    None => work.elsewhere.push(target),
+                }
+                work.twins.last().is_some_and(|twin| twin.block.slot() == slot)
+            })
+        })
+    }
+
+    /// Have the copies found instead of the blocks.
+    fn move_over(&self, work: &mut Evacuation<'_>) -> bool {
+        while let Some(twin) = work.twins.pop() {
+            let slot = twin.block.slot();
+            let left = self.patiently(work.patient_until, || match self.switch_to_twin(&twin, &mut work.moved) {
+                Some(left) => {
+                    work.owned.extend([left]);
+                    true
+                }
+                None => false,
+            });
+            if !left {
+                work.twins.push(twin);
+                // It may have gone by itself.
+                if !self.take_over(slot, work) {
+                    return false;
+                }
+                let gone = work.twins.pop().map(|twin| (twin.copy.slot(), self.reserved_state(twin.copy)));
+                work.elsewhere.extend(gone);
+            }
         }
-        if let Some(taken) = self.reserve_slot(slot) {
-            self.unhint_free(slot);
-            work.owned.extend([taken]);
-            return true;
+        true
+    }
+
+    /// Try until it works, or until nobody waits any more: for a lease that ends soon, a step that a sibling is at.
+    fn patiently(&self, until: Instant, mut step: impl FnMut() -> bool) -> bool {
+        while !step() {
+            if Instant::now() >= until || !self.is_member() || self.is_asked_to_stop() {
+                return false;
+            }
+            sleep(LEASE_LOOK_PAUSE);
+            begin_operation();
         }
-        let Some(target) = work.elsewhere.pop() else { return false };
-        let left = self.relocate(slot, target, &mut work.moved);
-        if left.is_none() {
-            self.give_back(target.0, target.1);
-        }
-        work.owned.extend(left);
-        left.is_some()
+        true
     }
 }
 
@@ -258,17 +327,93 @@ mod tests {
     }
 
     #[test]
-    fn a_child_in_an_extent_that_a_sibling_is_taking_learns_where_its_parent_went() {
+    fn of_two_extents_of_a_namespace_one_is_emptied_at_a_time_and_no_child_is_lost() {
         let (pool, keys, extents) = parent_and_child();
         let core = pool.core();
         let row = &core.control.extents()[extents[1].index as usize];
         store_state(row, extents[1].generation, core.me.row, ExtentState::Retiring);
         core.extents_changed();
-        assert!(core.evacuate(&extents[0], false));
+        assert!(!core.evacuate(&extents[0], false), "a sibling is taking the other");
         core.reopen(&extents[1]);
+        assert!(core.evacuate(&extents[0], false));
         core.expect_orphans();
         core.drop_orphans();
         assert_eq!(pool.lookup(Namespace(extents[0].namespace), &keys, 0).expect("a namespace"), 2);
+    }
+
+    /// A pool of two extents, full of single blocks.
+    fn full_pool() -> (std::sync::Arc<Pool>, Vec<Key>, Vec<Extent>) {
+        let options = OpenOptions { pool_bytes: Some(128 << 10), private: true, ..OpenOptions::default() };
+        let options = OpenOptions { segment_bytes: Some(64 << 10), ..options };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let ns = pool.namespace(&[1; 32], 0, &[1024], "test").expect("a namespace");
+        (0..2).for_each(|_| assert_eq!(pool.core().grow(ns).expect("room"), crate::shm::grow::Grown::Yes));
+        let keys: Vec<Key> = (0..128u8).map(|number| Key::new(&[number; 16]).expect("a key")).collect();
+        let blocks = pool.reserve(ns, &keys, Some(&[None; 128]), false).expect("a namespace");
+        let blocks: Vec<_> = blocks.iter().map(|(_, block)| *block).collect();
+        pool.mark_written(0, &blocks, None).expect("reserved");
+        assert_eq!(pool.publish(&blocks).expect("written"), 128);
+        let extents = pool.core().extents(ns).to_vec();
+        (pool, keys, extents)
+    }
+
+    #[test]
+    fn a_block_in_use_in_an_extent_that_is_being_taken_costs_no_other_block() {
+        let (pool, keys, extents) = full_pool();
+        let ns = Namespace(extents[0].namespace);
+        let leased = pool.lease(ns, &keys[5..6], 0, 1).expect("a namespace");
+        assert!(extents[0].slots().contains(&leased[0].slot()));
+        assert!(!pool.core().evacuate(&extents[0], true));
+        let present = pool.contains(ns, &keys).expect("a namespace");
+        assert_eq!(present.iter().filter(|present| **present).count(), 128);
+        pool.release(&leased).expect("leased");
+        assert!(pool.core().evacuate(&extents[0], true));
+    }
+
+    #[test]
+    fn a_lease_that_ends_soon_keeps_no_extent() {
+        let (pool, keys, extents) = full_pool();
+        let ns = Namespace(extents[0].namespace);
+        let leased = pool.lease(ns, &keys[5..6], 0, 1).expect("a namespace");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while extents[0].is_current(&pool.core().control) {
+                    std::thread::yield_now();
+                }
+                pool.release(&leased).expect("leased");
+            });
+            assert!(pool.core().evacuate(&extents[0], true));
+        });
+        let present = pool.contains(ns, &keys).expect("a namespace");
+        assert_eq!(present.iter().filter(|present| **present).count(), 64, "one extent's blocks are lost");
+    }
+
+    #[test]
+    fn lists_of_candidates_stay_good_while_an_extent_is_copied() {
+        let (pool, keys, extents) = full_pool();
+        let core = pool.core();
+        // Half of the extent is used last, and so moves.
+        keys[..32].iter().for_each(|key| assert_eq!(pool.touch(Namespace(0), &[*key]).expect("a namespace"), 1));
+        let moves = &core.control.namespaces()[extents[0].namespace as usize].moves;
+        let mut work = Evacuation {
+            extent: &extents[0],
+            leaving: Leaving { extent: extents[0].index, any: true },
+            queue: EvictQueue::default(),
+            owned: HashMap::new(),
+            elsewhere: Vec::new(),
+            twins: Vec::new(),
+            moved: Moved::default(),
+            patient_until: Instant::now(),
+        };
+        assert!(core.claim_for_retiring(&extents[0], true));
+        let before = moves.load(SeqCst);
+        assert!(core.make_room(&mut work) && core.copy_out(&mut work));
+        assert_eq!(moves.load(SeqCst), before, "nothing has moved yet");
+        let copied = work.twins.len() as u64;
+        assert!(copied == 32 && core.move_over(&mut work));
+        assert_eq!(moves.load(SeqCst), before + copied);
+        assert_eq!(work.owned.len(), 64);
+        core.end_retiring(&extents[0], work.owned.into_iter().collect(), true);
     }
 
     #[test]
@@ -277,13 +422,14 @@ mod tests {
         let core = pool.core();
         let version = core.control.header().extents_version.load(SeqCst);
         let seen = core.all_extents();
-        assert!(core.claim_for_retiring(&extents[0]));
+        assert!(core.claim_for_retiring(&extents[0], true));
         core.search_from(Namespace(extents[0].namespace), extents[2].first_slot);
         let ns = Namespace(extents[0].namespace);
         let target = core.take_free(ns, &core.extents(ns)).expect("a free slot");
         let mut moved = Moved::default();
         let parent = extents[0].first_slot;
-        let left = core.relocate(parent, target, &mut moved).expect("nobody uses it");
+        let twin = core.copy_to_twin(parent, target).expect("a block");
+        let left = core.switch_to_twin(&twin, &mut moved).expect("nobody uses it");
         assert_ne!(core.drop_orphans_once(&seen, version), 0, "it has to look again");
         core.rename_moved_parents(ns, &moved);
         core.end_retiring(&extents[0], vec![left], false);

@@ -78,7 +78,7 @@ impl Core {
                 crate::crash_point::pass("namespace.filled");
                 row.state.store(READY, Release);
                 crate::crash_point::pass("namespace.ready");
-                self.claim_share();
+                self.claim_share_in(words);
                 return Ok(Namespace(id as u32));
             }
             if load4(&row.fingerprint) == words && row.group.load(Relaxed) == group {
@@ -89,7 +89,7 @@ impl Core {
                          not cover the layout"
                     )));
                 }
-                self.claim_share();
+                self.claim_share_in(words);
                 return Ok(Namespace(id as u32));
             }
         }
@@ -97,6 +97,13 @@ impl Core {
             ErrorKind::Full,
             format!("the pool has all {NAMESPACES_MAX} namespaces in use: use another pool_name or `pegaflow rm` it"),
         ))
+    }
+
+    /// Whoever only keeps values, of which none makes room for others, has no share of what the others divide.
+    fn claim_share_in(&self, fingerprint: [u64; 4]) {
+        if fingerprint[0] != KEPT {
+            self.claim_share();
+        }
     }
 
     /// Number of the first namespace of a fingerprint.

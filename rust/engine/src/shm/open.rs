@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::config::OpenOptions;
@@ -18,7 +18,7 @@ use crate::shm::huge::{self, HugeMount};
 use crate::shm::liveness::LockFile;
 use crate::shm::names::{CONTROL, CONTROL_NEW, pool_dir};
 use crate::shm::process::register;
-use crate::shm::segments_dir;
+use crate::shm::segments_dir::{self, NewDir};
 use crate::shm::superblock::Superblock;
 use crate::sync::Relaxed;
 
@@ -29,7 +29,7 @@ const CLOCK_START: u64 = 1 << 40;
 pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
     crate::crash_point::arm_from_environment()?;
     if options.private {
-        let (file, superblock) = create_control(&Place::Anonymous, CONTROL, options, None)?;
+        let (file, superblock, _) = create_control(&Place::Anonymous, CONTROL, options, None)?;
         // Nobody else can attach, so nobody asks whether this process lives.
         let lock_file = file.try_clone().map_err(|error| io_error("open", Path::new(name), &error))?;
         return Ok((attach(name, Place::Anonymous, &file, lock_file, superblock, &options.label)?, true));
@@ -38,14 +38,16 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
     let path = dir.join(CONTROL);
     let started = std::time::Instant::now();
     let mut created = false;
+    // Held until this process is attached or has lost to another.
+    let mut _home = None;
     loop {
         match Place::directory(&dir).and_then(|place| attach_named(name, &place, &path, &options.label)) {
             Ok(Some(core)) => return Ok((core, created)),
             Ok(None) => created = false,
             Err(error) if error.kind() == ErrorKind::NotFound && options.create => {
-                created = match create_named(&dir, options) {
+                (created, _home) = match create_named(&dir, options) {
                     // Somebody removed the directory under our hands.
-                    Err(error) if error.kind() == ErrorKind::NotFound => false,
+                    Err(error) if error.kind() == ErrorKind::NotFound => (false, None),
                     outcome => outcome?,
                 }
             }
@@ -92,33 +94,34 @@ fn is_still_there(file: &File, path: &Path) -> bool {
 }
 
 /// Write a complete control file beside, then give it its name. `false` if another process was faster, and may even
-/// have tidied ours away.
-fn create_named(dir: &Path, options: &OpenOptions) -> Result<bool> {
+/// have tidied ours away. With it the directory of segments, if there is one.
+fn create_named(dir: &Path, options: &OpenOptions) -> Result<(bool, Option<NewDir>)> {
     make_dir(dir)?;
     crate::crash_point::pass("create.directory_made");
     let place = Place::directory(dir)?;
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos());
     let new_name = format!("{CONTROL_NEW}{}.{nanos}", std::process::id());
     let written = create_control(&place, &new_name, options, Some(dir));
-    let home =
-        written.as_ref().ok().and_then(|(file, superblock)| segments_dir::read_name(file, superblock).ok().flatten());
-    let created = written.and_then(|_| {
+    let (written, home) = match written {
+        Ok((_, _, home)) => (Ok(()), home),
+        Err(error) => (Err(error), None),
+    };
+    let created = written.and_then(|()| {
         crate::crash_point::pass("create.control_written");
         place.link(&new_name, CONTROL)
     });
     crate::crash_point::pass("create.linked");
     place.remove(&new_name);
-    if let Some(home) = home {
-        match created {
-            Ok(true) => segments_dir::sweep(dir, &home),
-            _ => segments_dir::remove(&home)?,
-        }
+    match (&created, &home) {
+        (Ok(true), Some(home)) => segments_dir::sweep(dir, &home.path),
+        (_, Some(home)) => segments_dir::remove(&home.path)?,
+        (_, None) => {}
     }
-    created
+    Ok((created?, home))
 }
 
 /// The hugetlbfs for a new pool's segments, and the directory there, if that is wanted and possible.
-fn choose_home(options: &OpenOptions, pool_dir: &Path, pool_id: u64) -> Option<(HugeMount, PathBuf)> {
+fn choose_home(options: &OpenOptions, pool_dir: &Path, pool_id: u64) -> Option<(HugeMount, NewDir)> {
     let wanted = options.huge_pages.as_ref()?;
     let made = huge::choose(wanted, options.pool_bytes).and_then(|mount| {
         let dir = segments_dir::create(&mount, pool_dir, pool_id).map_err(|error| error.to_string())?;
@@ -134,15 +137,16 @@ fn create_control(
     file_name: &str,
     options: &OpenOptions,
     pool_dir: Option<&Path>,
-) -> Result<(File, Superblock)> {
+) -> Result<(File, Superblock, Option<NewDir>)> {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_nanos() as u64);
     let pool_id = nanos ^ u64::from(std::process::id()) << 32;
     let home = pool_dir.and_then(|dir| choose_home(options, dir, pool_id));
-    let written = write_control(place, file_name, options, pool_id, home.as_ref());
+    let named = home.as_ref().map(|(mount, dir)| (mount, dir.path.as_path()));
+    let written = write_control(place, file_name, options, pool_id, named);
     if let (Err(_), Some((_, dir))) = (&written, &home) {
-        segments_dir::remove(dir)?;
+        segments_dir::remove(&dir.path)?;
     }
-    written
+    written.map(|(file, superblock)| (file, superblock, home.map(|(_, dir)| dir)))
 }
 
 fn write_control(
@@ -150,7 +154,7 @@ fn write_control(
     file_name: &str,
     options: &OpenOptions,
     pool_id: u64,
-    home: Option<&(HugeMount, PathBuf)>,
+    home: Option<(&HugeMount, &Path)>,
 ) -> Result<(File, Superblock)> {
     let pool_bytes = match (options.pool_bytes, home) {
         (Some(bytes), _) => bytes,

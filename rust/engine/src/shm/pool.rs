@@ -26,7 +26,7 @@ pub struct Pool {
     shm_dir: PathBuf,
     path: PathBuf,
     created: bool,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl std::fmt::Debug for Pool {
@@ -68,8 +68,8 @@ impl Pool {
             core.set_weight(weight);
         }
         let core = Arc::new(core);
-        let thread = Some(maintenance::start(&core)?);
-        Ok(Arc::new(Self { core, shm_dir: options.shm_dir.clone(), path, created, thread }))
+        let threads = maintenance::start(&core)?;
+        Ok(Arc::new(Self { core, shm_dir: options.shm_dir.clone(), path, created, threads }))
     }
 
     /// Name of the pool.
@@ -355,16 +355,15 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         if self.core.lock_file.forked() {
-            // The thread does not exist in this process; nothing here is ours.
-            std::mem::forget(self.thread.take());
+            // The threads do not exist in this process; nothing here is ours.
+            std::mem::forget(std::mem::take(&mut self.threads));
             return;
         }
         self.core.ask_to_stop();
-        if let Some(thread) = self.thread.take()
-            && thread.thread().id() != std::thread::current().id()
-            && thread.join().is_err()
-        {
-            log::error!("pegaflow: the background thread of pool {} had panicked", self.core.name);
+        for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            if thread.join().is_err() {
+                log::error!("pegaflow: a background thread of pool {} had panicked", self.core.name);
+            }
         }
     }
 }

@@ -65,7 +65,7 @@ impl Core {
         }
         let parent = match &pending.parent {
             None => None,
-            Some(key) => match self.find(&identity, key).filter(|parent| self.pin(*parent)) {
+            Some(key) => match self.find(&identity, key).and_then(|parent| self.pin_found(&identity, key, parent)) {
                 Some(parent) => Some(parent),
                 None => return Published::Orphan,
             },

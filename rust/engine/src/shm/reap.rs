@@ -3,7 +3,8 @@
 //! Every step is idempotent, and the row is marked free last: a reaper that dies is replaced by the next one. The
 //! order of a reaper is in `docs/crash-model.md`.
 
-use std::sync::PoisonError;
+use std::collections::HashMap;
+use std::sync::{MutexGuard, PoisonError};
 
 use crate::limits::{PROCESSES_MAX, QUARANTINE_GRACE};
 use crate::shm::clock::boot_ms;
@@ -60,8 +61,14 @@ impl Core {
         } else {
             Writers::None
         };
+        if writers == Writers::Living && self.is_settled_beside_followers(dead) {
+            return false;
+        }
         let settled = self.settle(dead, writers);
         crate::crash_point::pass("reap.scanned");
+        if writers == Writers::Living && settled {
+            self.lock_settled_leaders().insert(dead.row, dead.epoch);
+        }
         if writers == Writers::Living || !settled {
             return false;
         }
@@ -69,6 +76,15 @@ impl Core {
         crate::crash_point::pass("reap.freed");
         self.stats.processes_reaped.add(1);
         true
+    }
+
+    /// Whether this process has done for the dead leader what there is to do while followers of it live.
+    fn is_settled_beside_followers(&self, dead: Member) -> bool {
+        self.lock_settled_leaders().get(&dead.row) == Some(&dead.epoch)
+    }
+
+    fn lock_settled_leaders(&self) -> MutexGuard<'_, HashMap<u32, u64>> {
+        self.settled_leaders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Clean this process's own row of what a dead member left there.

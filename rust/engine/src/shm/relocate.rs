@@ -12,7 +12,8 @@ use crate::shm::extent::Extent;
 use crate::shm::free::TakenSlot;
 use crate::shm::lease::is_leased;
 use crate::shm::namespace::{Identity, Namespace};
-use crate::shm::recency::tick_of;
+use crate::shm::process::{ProcessState, load};
+use crate::shm::recency::{owner_of, tick_of};
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{SlotState, State, sealed_word};
 use crate::sync::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -20,10 +21,18 @@ use crate::sync::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 /// Where moved blocks are now.
 pub(crate) type Moved = HashMap<BlockRef, BlockRef>;
 
+/// A block and its copy, which nobody can see yet.
+pub(crate) struct Twin {
+    pub(crate) block: BlockRef,
+    /// Reserved by this process.
+    pub(crate) copy: BlockRef,
+    identity: Identity,
+    key: Key,
+}
+
 impl Core {
-    /// Move the block in `slot` to `target`, reserved by this process. Returns the old slot, reserved by this process.
-    /// `None` if somebody uses the block: then it stays, and so does `target`.
-    pub(crate) fn relocate(&self, slot: u32, target: TakenSlot, moved: &mut Moved) -> Option<TakenSlot> {
+    /// Copy the block in `slot` to `target`, reserved by this process. `None` if there is none that can be copied.
+    pub(crate) fn copy_to_twin(&self, slot: u32, target: TakenSlot) -> Option<Twin> {
         let header = self.control.slot(slot)?;
         let sealed = SlotState::decode(header.state.load(Acquire)).filter(|state| state.state == State::Sealed)?;
         let (identity, key) = name_of(header)?;
@@ -37,10 +46,17 @@ impl Core {
         }
         let copy = copied?;
         crate::crash_point::pass("retire.copied");
-        let freeing = self.switch(block, header, copy, &identity, &key)?;
-        moved.insert(block, copy);
+        Some(Twin { block, copy, identity, key })
+    }
+
+    /// Have the copy found instead of the block. Returns the slot of the block, reserved by this process. `None` if
+    /// somebody uses the block, or it is gone: then the copy stays what it is.
+    pub(crate) fn switch_to_twin(&self, twin: &Twin, moved: &mut Moved) -> Option<TakenSlot> {
+        let header = self.control.slot(twin.block.slot())?;
+        let freeing = self.switch(twin.block, header, twin.copy, &twin.identity, &twin.key)?;
+        moved.insert(twin.block, twin.copy);
         self.stats.blocks_moved.add(1);
-        self.recycle(slot, freeing)
+        self.recycle(twin.block.slot(), freeing)
     }
 
     /// Copy the bytes and the header of a pinned block.
@@ -98,6 +114,7 @@ impl Core {
         let own = self.control.slot_unchecked(copy.slot());
         own.parent.store(header.parent.load(Acquire), Relaxed);
         self.control.stamp(copy.slot()).store(self.control.stamp(block.slot()).load(SeqCst), SeqCst);
+        self.disown_of_the_dead(copy.slot());
         bucket.link(copy.slot());
         crate::crash_point::pass("retire.linked");
         let reserved = self.reserved_state(copy).encode();
@@ -109,6 +126,16 @@ impl Core {
         let mine = header.state.compare_exchange(evicting.encode(), next, SeqCst, Relaxed).is_ok();
         bucket.finish();
         (sealed && mine).then_some(freeing)
+    }
+
+    /// Whoever reaps the owner marks its row, then takes the row out of all stamps. It may have passed this slot before
+    /// the stamp came here, and the block's old slot after it had left: then the row is marked.
+    fn disown_of_the_dead(&self, slot: u32) {
+        if let Some(row) = owner_of(self.control.stamp(slot).load(SeqCst))
+            && load(&self.control.processes()[row as usize]).1 != ProcessState::Alive
+        {
+            self.disown(slot, row);
+        }
     }
 
     /// Tell the children of moved blocks where those are now. Nobody else ever has an old reference as a parent, so it
@@ -141,21 +168,73 @@ impl Core {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::shm::recency::stamp_word;
     use crate::sync::AtomicU64;
     use crate::{OpenOptions, Pool};
 
-    #[test]
-    fn a_reader_never_takes_a_block_that_moves_for_absent() {
-        const MOVES: usize = 20_000;
+    fn relocate(core: &Core, slot: u32, target: TakenSlot) -> Option<TakenSlot> {
+        core.switch_to_twin(&core.copy_to_twin(slot, target)?, &mut Moved::new())
+    }
+
+    /// A pool with one block, its key, and a free slot.
+    fn one_block() -> (std::sync::Arc<Pool>, Namespace, Key, BlockRef, TakenSlot) {
         let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
         let pool = Pool::open("p", &options).expect("a private pool");
-        let core = pool.core();
         let ns = pool.namespace(&[1; 32], 0, &[64], "test").expect("a namespace");
-        core.grow(ns).expect("room");
+        pool.core().grow(ns).expect("room");
         let key = Key::new(&[7; 16]).expect("a key");
         let block = pool.reserve(ns, &[key], None, false).expect("a namespace")[0].1;
         pool.mark_written(0, &[block], None).expect("reserved");
         assert_eq!(pool.publish(&[block]).expect("written"), 1);
+        let target = pool.core().take_free(ns, &pool.core().extents(ns)).expect("a free slot");
+        (pool, ns, key, block, target)
+    }
+
+    #[test]
+    fn a_block_that_moves_while_its_owner_is_reaped_is_on_nobodys_account() {
+        let (pool, _, _, block, target) = one_block();
+        let core = pool.core();
+        let stamp = core.control.stamp(block.slot());
+        let dead = core.me.row + 3;
+        stamp.store(stamp_word(tick_of(stamp.load(SeqCst)), Some(dead)), SeqCst);
+        let there = target.0;
+        assert!(relocate(core, block.slot(), target).is_some());
+        assert_eq!(owner_of(core.control.stamp(there).load(SeqCst)), None);
+    }
+
+    #[test]
+    fn a_lease_finds_a_block_wherever_it_is_moving() {
+        const LEASES: usize = 5000;
+        let (pool, ns, key, block, mut target) = one_block();
+        let (core, done) = (pool.core(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            let mover = scope.spawn(|| {
+                let mut slot = block.slot();
+                while done.load(Acquire) == 0 {
+                    let there = target.0;
+                    if let Some(left) = relocate(core, slot, target) {
+                        (slot, target) = (there, left);
+                    }
+                }
+            });
+            let leased = || {
+                let blocks = pool.lease(ns, &[key], 0, 1).expect("a namespace");
+                pool.release(&blocks).expect("leased");
+                blocks.len()
+            };
+            let found: usize = (0..LEASES).map(|_| leased()).sum();
+            done.store(1, Release);
+            mover.join().expect("no panic");
+            assert_eq!(found, LEASES);
+        });
+        assert!(core.stats.blocks_moved.get() > 0);
+    }
+
+    #[test]
+    fn a_reader_never_takes_a_block_that_moves_for_absent() {
+        const MOVES: usize = 20_000;
+        let (pool, ns, key, block, mut target) = one_block();
+        let core = pool.core();
         let identity = core.identity(ns).expect("a namespace");
         let done = AtomicU64::new(0);
         std::thread::scope(|scope| {
@@ -167,10 +246,9 @@ mod tests {
                 absent
             });
             let mut slot = block.slot();
-            let mut target = core.take_free(ns, &core.extents(ns)).expect("a free slot");
             for _ in 0..MOVES {
                 let there = target.0;
-                if let Some(left) = core.relocate(slot, target, &mut Moved::new()) {
+                if let Some(left) = relocate(core, slot, target) {
                     (slot, target) = (there, left);
                 }
             }

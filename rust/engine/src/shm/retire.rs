@@ -23,7 +23,7 @@ impl Core {
 
     /// Take `extent` out of use; with `evict`, its sealed blocks go first.
     pub(crate) fn retire(&self, extent: &Extent, evict: bool) -> bool {
-        if !self.may_retire(extent, evict) || !self.claim_for_retiring(extent) {
+        if !self.may_retire(extent, evict) || !self.claim_for_retiring(extent, false) {
             return false;
         }
         crate::crash_point::pass("retire.claimed");
@@ -74,8 +74,13 @@ impl Core {
         })
     }
 
-    pub(crate) fn claim_for_retiring(&self, extent: &Extent) -> bool {
+    /// READY to RETIRING; if `alone`, not while any other extent of the namespace is.
+    pub(crate) fn claim_for_retiring(&self, extent: &Extent, alone: bool) -> bool {
         let Some(_structure) = self.lock(&self.control.header().structure_lock) else { return false };
+        let is_other = |e: &Extent| e.namespace == extent.namespace && e.state == ExtentState::Retiring;
+        if alone && self.all_extents().iter().any(is_other) {
+            return false;
+        }
         match Extent::load(&self.control, extent.index) {
             Ok(Some(now)) if now == *extent => {
                 let row = &self.control.extents()[extent.index as usize];

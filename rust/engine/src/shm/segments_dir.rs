@@ -21,6 +21,8 @@ use crate::shm::superblock::Superblock;
 
 /// Place of the directory's name in the control file.
 pub(crate) const NAME_OFFSET: u64 = 192;
+/// Tries to make a directory that another process removes.
+const CREATE_TRIES_MAX: usize = 64;
 /// Bytes of it, padded with zeros.
 pub(crate) const NAME_BYTES: usize = 512;
 
@@ -41,14 +43,37 @@ pub(crate) fn open(place: &Place, control: &File, superblock: &Superblock) -> Re
     Ok(Home { place, page_bytes: superblock.page_bytes, lock: Some(lock) })
 }
 
+/// A directory for the segments of a new pool, held from its first moment on: whoever sweeps lets it be.
+pub(crate) struct NewDir {
+    pub(crate) path: PathBuf,
+    _held: Flock<File>,
+}
+
 /// Make the directory for the segments of the new pool `pool_dir`, or say why not.
-pub(crate) fn create(mount: &HugeMount, pool_dir: &Path, pool_id: u64) -> Result<PathBuf> {
+pub(crate) fn create(mount: &HugeMount, pool_dir: &Path, pool_id: u64) -> Result<NewDir> {
     let dir = mount.dir.join(segments_dir_name(&dir_name(pool_dir), device_of(pool_dir), pool_id));
     if dir.as_os_str().len() > NAME_BYTES || !dir.is_absolute() {
         return Err(Error::invalid(format!("{} is too long or not absolute: choose another directory", dir.display())));
     }
-    make_dir(&dir)?;
-    Place::directory(&dir).map(|_| dir)
+    for _ in 0..CREATE_TRIES_MAX {
+        make_dir(&dir)?;
+        Place::directory(&dir)?;
+        // Who sweeps may have come before the lock: it has gone then, or goes.
+        if let Ok(held) = lock(&dir, FlockArg::LockSharedNonblock)
+            && is_at(&held, &dir)
+        {
+            return Ok(NewDir { path: dir, _held: held });
+        }
+    }
+    Err(Error::busy(format!("{} keeps being removed: try again", dir.display())))
+}
+
+/// Whether the directory of this lock is still the one at `path`.
+fn is_at(held: &File, path: &Path) -> bool {
+    match (held.metadata(), std::fs::symlink_metadata(path)) {
+        (Ok(held), Ok(named)) => (held.dev(), held.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
 }
 
 /// Write the directory's name into a new control file. Returns what the superblock has to say of it.

@@ -34,6 +34,7 @@ impl Share {
 }
 
 /// All accounts of a pool at one time.
+#[derive(Clone)]
 pub(crate) struct Shares {
     rows: Vec<Share>,
 }
@@ -72,15 +73,26 @@ impl Shares {
         self.rows.get(row as usize).copied().unwrap_or_default()
     }
 
+    /// A block went from one account to another.
+    pub(crate) fn transfer(&mut self, from: Option<u32>, to: u32, bytes: u64) {
+        if let Some(from) = from.and_then(|row| self.rows.get_mut(row as usize)) {
+            from.used_bytes = from.used_bytes.saturating_sub(bytes);
+        }
+        if let Some(to) = self.rows.get_mut(to as usize) {
+            to.used_bytes += bytes;
+        }
+    }
+
     /// Whether a row is an instance's; blocks on other rows are anybody's.
     pub(crate) fn is_instance(&self, row: u32) -> bool {
         self.of(row).weight_milli > 0
     }
 }
 
-/// Kept namespaces are outside of the division: nobody may take their blocks.
+/// Kept namespaces are outside of the division: nobody may take their blocks. An extent that changes hands stays in it.
 fn counts(control: &Control, extent: &Extent) -> bool {
-    extent.state == ExtentState::Ready && !is_kept(control, extent.namespace)
+    let may_hold = matches!(extent.state, ExtentState::Ready | ExtentState::Retiring);
+    may_hold && !is_kept(control, extent.namespace)
 }
 
 /// Weight of a row that is in use by an instance: a process that uses namespaces and copies for nobody else. What no
@@ -126,7 +138,7 @@ impl Core {
         }
     }
 
-    /// This process uses a namespace: from now on it has a share.
+    /// This process uses a namespace whose blocks may go: from now on it has a share.
     pub(crate) fn claim_share(&self) {
         let weight = self.weight_milli.load(Relaxed);
         self.control.processes()[self.me.row as usize].weight_milli.store(weight, SeqCst);

@@ -70,6 +70,14 @@ pub fn run(dir: &Path, what: &str) {
             say("holding");
             wait_for_parent();
         }
+        "device-writes" => {
+            let ns = namespace(&pool, MAIN);
+            store_all(&pool, ns, &keys(HELD..HELD + 1), 1);
+            pool.set_device_writes().unwrap();
+            assert_eq!(pool.reserve(ns, &keys(HELD + 1..HELD + 4), None, true).unwrap().len(), 3);
+            say("holding");
+            wait_for_parent();
+        }
         "lease" => {
             let ns = namespace(&pool, MAIN);
             let chain = keys(HELD..HELD + 4);
