@@ -136,6 +136,8 @@ class MiniEngine:
         pool: Any = None,
         *,
         ranks: int = 1,
+        replicas: int = 1,
+        stages: int = 1,
         blocks: int = 64,
         native: NativeTypes | None = None,
         memory: Any = HostMemory,
@@ -145,12 +147,14 @@ class MiniEngine:
         settle: bool = False,
         **options: Any,
     ) -> None:
-        """``native``: the engine's own types, with ``pool`` one of its pools; by default all of it is faked.
-        ``memory``: where caches are, see ``HostMemory``. ``layers``: of each group; a model of several names each
-        before it reads its bytes. ``wrapped``: nobody asks the workers for their shapes, as if other connectors had
-        answered first. ``settle``: nobody steps the engine once it is idle."""
+        """``replicas``: consecutive ranks of a stage that hold the same bytes. ``stages``: of a pipeline; with several
+        groups each stage holds its share of them. ``native``: the engine's own types, with ``pool`` one of its pools;
+        by default all of it is faked. ``memory``: where caches are, see ``HostMemory``. ``layers``: of each group; a
+        model of several names each before it reads its bytes. ``wrapped``: nobody asks the workers for their shapes,
+        as if other connectors had answered first. ``settle``: nobody steps the engine once it is idle."""
         self._memory_type = memory
         self.geometry, self.ranks, self.blocks = geometry, ranks, blocks
+        self.replicas, self.stages = replicas, stages
         self.pool = pool or FakePool()
         self.block_pool = FakeBlockPool(blocks)
         self.recorder = Recorder()
@@ -165,7 +169,7 @@ class MiniEngine:
         config = ConnectorConfig(**options)
         layout: Any = FakeLayout
         self._native = native or NativeTypes(lambda name, shm_dir: self.pool, self._fake_copier, layout)
-        self.store = Store(self.pool, geometry, self.identity, ranks, 1)
+        self.store = Store(self.pool, geometry, self.identity, ranks, replicas)
         self.scheduler = SchedulerHalf(
             config,
             geometry,
@@ -183,7 +187,8 @@ class MiniEngine:
         self.memory: list[list[Any]] = []
         self.workers = [self._make_worker(rank) for rank in range(ranks)]
         if not wrapped:
-            self.store.set_shapes({(0, rank): worker.tell_shape() for rank, worker in enumerate(self.workers)})
+            shapes = [worker.tell_shape() for worker in self.workers]
+            self.store.set_shapes({shape.rank: shape for shape in shapes})
         self.requests: dict[str, MiniRequest] = {}
         self.plans: list[StepPlan] = []
         self.received: dict[str, int] = {}
@@ -195,7 +200,8 @@ class MiniEngine:
 
     def _make_worker(self, rank: int) -> WorkerHalf:
         guard = Guard(self.recorder, lambda reason: None)
-        worker = WorkerHalf((0, rank), "host", self._native, guard, by_block=self.by_block)
+        place = divmod(rank, self.ranks // self.stages)
+        worker = WorkerHalf(place, "host", self._native, guard, by_block=self.by_block)
         layouts = {}
         caches = []
         part_bytes = self._memory_type.part_bytes
@@ -213,11 +219,17 @@ class MiniEngine:
                     "int8",
                 )
                 for layer in range(self.layers)
+                if self.holds(rank, group)
             ]
             layouts[group.index] = group_layout(tensors, self.blocks)
         self.memory.append(caches)
         worker.register(layouts, self.blocks, caches, self._memory_type.device)
         return worker
+
+    def holds(self, rank: int, group: Group) -> bool:
+        """Whether a rank holds layers of a group."""
+        stage = rank // (self.ranks // self.stages)
+        return len(self.geometry.groups) == 1 or group.index % self.stages == stage
 
     # -- what a user does -------------------------------------------------------------------------------------------
 
@@ -413,7 +425,8 @@ class MiniEngine:
         before = request.block_hashes[block * group.hashes_per_block - 1] if block else b"root"
         by_layer = [b""] * self.layers
         for token in tokens:
-            text = before + repr(request.tokens[start : start + token + 1]).encode() + bytes([rank, group.index])
+            text = before + repr(request.tokens[start : start + token + 1]).encode()
+            text += bytes([rank - rank % self.replicas, group.index])
             digest = hashlib.sha256(text).digest()
             row = (digest * (row_bytes * self.layers // len(digest) + 1))[: row_bytes * self.layers]
             for layer in range(self.layers):
@@ -423,7 +436,7 @@ class MiniEngine:
     def state(self, rank: int, group: Group, request: MiniRequest, tokens: int) -> list[bytes]:
         """The state after so many tokens in each layer."""
         size = self._memory_type.part_bytes // self.layers
-        text = repr(request.tokens[:tokens]).encode() + bytes([rank, group.index])
+        text = repr(request.tokens[:tokens]).encode() + bytes([rank - rank % self.replicas, group.index])
         return [(hashlib.sha256(text + bytes([layer])).digest() * size)[:size] for layer in range(self.layers)]
 
     def _place(self, group: Group, layer: int, block: int, token: int) -> int:
@@ -435,6 +448,8 @@ class MiniEngine:
         first, last = request.hit_tokens, request.num_computed_tokens
         for position, group in enumerate(self.geometry.groups):
             size = group.block_tokens
+            if not self.holds(rank, group):
+                continue
             if group.kind is GroupKind.STATE:
                 block = request.tables[position][(last - 1) // size]
                 for layer, state in enumerate(self.state(rank, group, request, last)):
@@ -463,6 +478,8 @@ class MiniEngine:
         ranks, layers = ranks or range(self.ranks), list(layers or range(self.layers))
         for rank, (position, group) in itertools.product(ranks, enumerate(self.geometry.groups)):
             size = group.block_tokens
+            if not self.holds(rank, group):
+                continue
             if group.kind is GroupKind.STATE:
                 block = request.tables[position][request.hit_tokens // size - 1] if request.hit_tokens else 0
                 states = self.state(rank, group, request, request.hit_tokens) if block else []
