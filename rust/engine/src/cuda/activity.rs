@@ -7,6 +7,10 @@ use crate::sync::{Acquire, AtomicU32, AtomicU64, AtomicUsize, Relaxed, Release};
 /// After a step, the engine counts as busy for so long: decoding steps follow each other much faster.
 pub(super) const QUIET_AFTER_STEP: Duration = Duration::from_millis(100);
 
+/// The engine counts as busy for so long after its copier was made, unless its first step is over before: it is starting,
+/// and thousands of calls of the driver follow each other, each of which would wait for a chunk to be locked.
+pub(super) const STARTING: Duration = Duration::from_secs(5);
+
 /// What goes on in this process besides page-locking.
 pub(super) struct Activity {
     created: Instant,
@@ -18,7 +22,8 @@ pub(super) struct Activity {
 
 impl Default for Activity {
     fn default() -> Self {
-        Self { created: Instant::now(), stepping: 0.into(), quiet_from: 0.into(), jobs: 0.into() }
+        let quiet_from = (STARTING.as_nanos() as u64).into();
+        Self { created: Instant::now(), stepping: 0.into(), quiet_from, jobs: 0.into() }
     }
 }
 
@@ -52,9 +57,27 @@ impl Activity {
 mod tests {
     use super::*;
 
+    fn idle() -> Activity {
+        let activity = Activity::default();
+        activity.quiet_from.store(0, Relaxed);
+        activity
+    }
+
     #[test]
-    fn an_engine_is_idle_before_its_first_step() {
-        assert!(!Activity::default().is_busy());
+    fn an_engine_is_busy_while_it_starts() {
+        let mut activity = Activity::default();
+        assert!(activity.is_busy());
+        activity.created -= STARTING;
+        assert!(!activity.is_busy(), "whether or not there was a step");
+    }
+
+    #[test]
+    fn the_first_step_ends_the_start() {
+        let activity = Activity::default();
+        activity.set_stepping(true);
+        activity.set_stepping(false);
+        std::thread::sleep(QUIET_AFTER_STEP);
+        assert!(!activity.is_busy());
     }
 
     #[test]
@@ -71,7 +94,7 @@ mod tests {
 
     #[test]
     fn copies_keep_an_engine_busy() {
-        let activity = Activity::default();
+        let activity = idle();
         activity.begin_job();
         activity.begin_job();
         activity.end_jobs(1);

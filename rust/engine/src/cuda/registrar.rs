@@ -2,7 +2,7 @@
 //!
 //! While the driver page-locks memory, every other thread that needs the driver waits, and a thread that asks again at
 //! once is served before them. So the thread leaves the driver alone after each chunk: long enough for one waiter to
-//! get its turn while the engine is idle, and most of the time while it works.
+//! get its turn while the engine is idle, and most of the time while it starts or works.
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
