@@ -7,7 +7,7 @@ use crate::sync::{Acquire, AtomicU32, AtomicU64, AtomicUsize, Relaxed, Release};
 /// After a step, the engine counts as busy for so long: decoding steps follow each other much faster.
 pub(super) const QUIET_AFTER_STEP: Duration = Duration::from_millis(100);
 
-/// The engine counts as busy for so long after its copier was made, unless its first step is over before: it is starting,
+/// The engine counts as busy for so long after its copier was made, unless its first step is over before: it starts,
 /// and thousands of calls of the driver follow each other, each of which would wait for a chunk to be locked.
 pub(super) const STARTING: Duration = Duration::from_secs(5);
 
