@@ -166,6 +166,17 @@ def numbers_media(vllm_config: Any) -> bool:
     return not cached and not vllm_config.cache_config.enable_prefix_caching
 
 
+def wants_events(vllm_config: Any) -> bool:
+    """Whether vLLM publishes which blocks are cached where."""
+    return bool(getattr(getattr(vllm_config, "kv_events_config", None), "enable_kv_cache_events", False))
+
+
+def group_facts(kv_cache_manager: Any, group: int) -> tuple[str | None, int | None]:
+    """Kind and sliding window of a group, as vLLM's own events say it (0.32)."""
+    facts = getattr(kv_cache_manager, "kv_cache_event_metadata", ())
+    return facts[group] if group < len(facts) else (None, None)
+
+
 def bypasses_cache(request: Any, media_numbered: bool = False) -> bool:
     """Whether a request must neither load nor save. ``media_numbered``: see ``numbers_media``.
 

@@ -19,6 +19,7 @@ from pegaflow.connector import compat, groups
 from pegaflow.connector.copies import Copier, NativeTypes
 from pegaflow.connector.device import DeviceCopier
 from pegaflow.connector.early import EarlyStart
+from pegaflow.connector.event_maker import KVEventMaker
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.identity import ModelIdentity, config_problem
@@ -202,6 +203,10 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         """Whether blocks that are being saved come back soon."""
         return self._scheduler is not None and self._scheduler.frees_soon()
 
+    def take_events(self) -> Iterable[Any]:
+        """Which blocks came to the pool and went, for routers that listen to vLLM's KV events."""
+        return self._guard.run("take_events", (), self._scheduler.take_events) if self._scheduler is not None else ()
+
     def reset_cache(self) -> bool:
         """Invalidate all blocks of this model in the pool, for every process."""
         return self._scheduler is None or self._guard.run("reset_cache", False, self._scheduler.reset)
@@ -313,11 +318,15 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             names_layers=compat.names_layers(vllm_config) and len(kv_cache_config.kv_cache_groups) == 1,
             wiped_by_first_pass=compat.wiped_by_first_pass(vllm_config),
             hash_tokens=compat.token_hasher(vllm_config),
+            event_maker=KVEventMaker(self._group_facts) if compat.wants_events(vllm_config) else None,
             bypasses=partial(compat.bypasses_cache, media_numbered=compat.numbers_media(vllm_config)),
             adapters=compat.adapters(vllm_config),
         )
         self._store.prepare()
         _warn(vllm_config, geometry)
+
+    def _group_facts(self, group: int) -> tuple[str | None, int | None]:
+        return compat.group_facts(getattr(self, "_kv_cache_manager", None), group)
 
     def _turn_off(self, reason: str) -> None:
         if self._store is not None:

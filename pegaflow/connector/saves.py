@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pegaflow.connector.events import Events, StoredBlock
 from pegaflow.connector.geometry import Geometry, Group, GroupKind
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import GroupBlocks, SaveJob, SaveOutcome
@@ -29,8 +30,8 @@ Tables = Sequence[Sequence[int]]
 """Block ids of a request, by group; 0 is the null block."""
 
 
-Reserved = tuple[int, int, bytes, bytes | None]
-"""``(ref, block id, key, key of the block before it)``."""
+Reserved = tuple[int, int, bytes, bytes | None, int | None]
+"""``(ref, block id, key, key of the block before it, position of a full block)``."""
 
 
 @dataclass
@@ -42,6 +43,8 @@ class _Job:
     waits_for: set[int]
     """Jobs in flight that save the blocks before ours."""
     started: float
+    described: list[StoredBlock] = field(default_factory=list)
+    """The same blocks, for whoever wants to know what is stored."""
     tables: Tables = ()
     """All blocks of the request when the job was planned: what is saved was computed from them."""
     followers: list[int] = field(default_factory=list)
@@ -62,8 +65,10 @@ class Saves:
         ranks: int,
         overdue_seconds: float,
         tails: Tails,
+        events: Events,
     ) -> None:
         self._geometry = geometry
+        self._events = events
         self._store = store
         self._pins = pins
         self._recorder = recorder
@@ -115,6 +120,7 @@ class Saves:
         blocks: list[GroupBlocks] = []
         keys: list[tuple[int, bytes]] = []
         parents: set[tuple[int, bytes]] = set()
+        described: list[StoredBlock] = []
         pinned: list[Any] = []
         looked_at = dict(state.saved_blocks), state.tail_looked_at
         try:
@@ -125,7 +131,9 @@ class Saves:
                     chosen = reserve(namespace, group, state, table, computed_tokens, room)
                     if chosen:
                         room -= len(chosen)
-                        refs, ids, chosen_keys, before = zip(*chosen, strict=True)
+                        refs, ids, chosen_keys, before, positions = zip(*chosen, strict=True)
+                        full = [position for position in positions if position is not None]
+                        described += self._events.describe(state, group, full)
                         blocks.append((group.index, refs, ids))
                         keys += [(group.index, key) for key in chosen_keys]
                         parents |= {(group.index, parent) for parent in before if parent}
@@ -141,7 +149,7 @@ class Saves:
         for earlier in waits_for:
             self._jobs[earlier].followers.append(job_id)
         refs_all = [ref for _, refs, _ in blocks for ref in refs]
-        self._jobs[job_id] = _Job(refs_all, keys, pinned, self._ranks, waits_for, time.monotonic(), tables)
+        self._jobs[job_id] = _Job(refs_all, keys, pinned, self._ranks, waits_for, time.monotonic(), described, tables)
         self._keys_in_flight.update(dict.fromkeys(keys, job_id))
         return SaveJob(job_id, tuple(blocks))
 
@@ -214,6 +222,7 @@ class Saves:
         if room <= 0:
             return []
         present = namespace.contains(keys[start:stop])
+        self._events.found(state, group, start, present)
         wanted = [
             block
             for block in range(start, stop)
@@ -230,8 +239,10 @@ class Saves:
         reserved = self._reserve_slots(namespace, keys, wanted[:room], parents)
         first_left = next((block for block in wanted if block not in reserved), stop)
         state.saved_blocks[group.index] = first_left
-        taken = [
-            (ref, table[block], keys[block], parents[block]) for block, ref in reserved.items() if block < first_left
+        taken: list[Reserved] = [
+            (ref, table[block], keys[block], parents[block], block)
+            for block, ref in reserved.items()
+            if block < first_left
         ]
         surplus = [ref for block, ref in reserved.items() if block >= first_left]
         self._abort(surplus)
@@ -286,7 +297,7 @@ class Saves:
         slots = namespace.reserve([tail.key], parents=[parent])
         state.tail_looked_at = bool(slots)
         self._recorder.count("save_blocks_deferred", 1 - len(slots))
-        return [(ref, table[tail.block], tail.key, parent) for _, ref in slots]
+        return [(ref, table[tail.block], tail.key, parent, None) for _, ref in slots]
 
     def _joins(self, namespace: "Namespace", group: Group, parent: bytes | None) -> bool:
         """Whether the block before one that is to be saved is there or on its way; the pool takes no others."""
@@ -347,6 +358,7 @@ class Saves:
                 self._recorder.observe("save_blocks", visible)
             else:
                 self._recorder.count("save_failure")
+            self._events.settle(job.described)
         finally:
             self._pins.unpin(job.pins)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pegaflow.config import ConnectorConfig
 from pegaflow.connector.adapters import Adapters
+from pegaflow.connector.events import EventMaker, Events
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.landing import Landings
@@ -52,11 +53,13 @@ class SchedulerHalf:
         names_layers: bool = False,
         wiped_by_first_pass: bool = False,
         hash_tokens: HashTokens | None = None,
+        event_maker: EventMaker | None = None,
     ) -> None:
         """``ranks``: workers that report each job. ``settle``: see ``StepPlan.settle``. ``bypasses``: tells requests
         that must be left alone. ``adapters``: tells LoRA adapters apart. ``names_layers``: whether vLLM names each
         layer before it runs, so that forward passes can follow loads. ``wiped_by_first_pass``: see
-        ``compat.wiped_by_first_pass``. ``hash_tokens``: vLLM's hash of the tokens of a tail."""
+        ``compat.wiped_by_first_pass``. ``hash_tokens``: vLLM's hash of the tokens of a tail. ``event_maker``:
+        if somebody wants to know which blocks are in the pool."""
         self.table = RequestTable()
         self._config = config
         self._geometry = geometry
@@ -78,7 +81,8 @@ class SchedulerHalf:
         tails = Tails(geometry, hash_tokens, save=config.pd_tail_save, load=config.pd_tail_load)
         waiting = Waiting(geometry, tails, recorder, config.wait_for_full_prefix_seconds * config.wait_for_full_prefix)
         self._loads = Loads(geometry, store, self.table, self._landings, recorder, overdue_seconds, tails, waiting)
-        self._saves = Saves(geometry, store, self._pins, recorder, ranks, overdue_seconds, tails)
+        self._events = Events(event_maker, store.namespaces)
+        self._saves = Saves(geometry, store, self._pins, recorder, ranks, overdue_seconds, tails, self._events)
         if (config.pd_tail_save or config.pd_tail_load) and not tails.possible:
             logger.warning("PegaFlow: %s", NO_TAILS)
 
@@ -176,6 +180,10 @@ class SchedulerHalf:
         """Whether vLLM may wait a step for pinned blocks instead of preempting a request."""
         return self._saves.frees_soon()
 
+    def take_events(self) -> list[Any]:
+        """Which blocks have come to the pool and gone since the last call, as vLLM's events."""
+        return self._events.take()
+
     def reset(self) -> bool:
         """Forget everything cached for this model. False if that has to be asked for again: a load in flight may still
         bring old blocks back, or the pool's index could not be reached."""
@@ -187,6 +195,7 @@ class SchedulerHalf:
                 state.bypass = True
         self._loads.void_offers()
         self._saves.forget_keys()
+        self._events.forget_all()
         done = self._store.reset()
         return done and self.table.loading == 0 and not self._landings
 

@@ -90,6 +90,10 @@ class MiniRequest:
         return len(self.tokens)
 
     @property
+    def all_token_ids(self) -> list[int]:
+        return self.tokens
+
+    @property
     def num_prompt_tokens(self) -> int:
         return self.prompt_tokens
 
@@ -145,13 +149,15 @@ class MiniEngine:
         wiped_by_first_pass: bool = False,
         wrapped: bool = False,
         settle: bool = False,
+        event_maker: Any = None,
         **options: Any,
     ) -> None:
         """``replicas``: consecutive ranks of a stage that hold the same bytes. ``stages``: of a pipeline; with several
         groups each stage holds its share of them. ``native``: the engine's own types, with ``pool`` one of its pools;
         by default all of it is faked. ``memory``: where caches are, see ``HostMemory``. ``layers``: of each group; a
         model of several names each before it reads its bytes. ``wrapped``: nobody asks the workers for their shapes,
-        as if other connectors had answered first. ``settle``: nobody steps the engine once it is idle."""
+        as if other connectors had answered first. ``settle``: nobody steps the engine once it is idle.
+        ``event_maker``: who makes KV events of what is stored."""
         self._memory_type = memory
         self.geometry, self.ranks, self.blocks = geometry, ranks, blocks
         self.replicas, self.stages = replicas, stages
@@ -181,6 +187,7 @@ class MiniEngine:
             names_layers=layers > 1,
             wiped_by_first_pass=wiped_by_first_pass,
             hash_tokens=hash_tokens,
+            event_maker=event_maker,
         )
         self.scheduler.bind_block_pool(self.block_pool)
         self.copiers: list[FakeCopier] = []
