@@ -230,14 +230,23 @@ def reads_unasked(scheduler_output: Any, vllm_config: Any, landing: Collection[s
     graph_mode = getattr(vllm_config.compilation_config, "cudagraph_mode", None)
     if begin - set(landing) or graph_mode is None:
         return True
+    if graph_mode == type(graph_mode).NONE:
+        return False
     full = type(graph_mode).FULL
-    if graph_mode.mixed_mode() == full:
+    if graph_mode.mixed_mode() == full or not _splits_at_attention(vllm_config.compilation_config):
         return True
     # The configuration's own number counts the canvas of models that denoise several tokens at once, too.
     owners = (vllm_config, getattr(vllm_config, "speculative_config", None))
     drafts = max(int(getattr(owner, "num_speculative_tokens", 0) or 0) for owner in owners)
     longest = max(scheduler_output.num_scheduled_tokens.values(), default=0)
     return graph_mode.decode_mode() == full and longest <= 1 + drafts  # what may look like a step of decoding
+
+
+def _splits_at_attention(compilation_config: Any) -> bool:
+    """Whether graphs of pieces of the model leave attention out, so that it runs by itself: a list of ``splitting_ops``
+    that somebody wrote by hand may lack some of it."""
+    ask = getattr(compilation_config, "splitting_ops_contain_attention", None)
+    return bool(ask()) if ask is not None else False
 
 
 def ended_in_error(request: Any) -> bool:

@@ -250,6 +250,11 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             start = partial(self._worker.start_step, kv_connector_metadata)
             self._guard.run("handle_preemptions", None, start)
 
+    def reset_capture_state(self) -> None:
+        """Graphs were captured: whatever layers vLLM named meanwhile, it may not name when the graphs run."""
+        if self._worker is not None:
+            self._guard.run("reset_capture_state", None, self._worker.forget_named_layers)
+
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Keep a layer behind the loads that it reads from, on the device; see ``following``."""
         if self._worker is not None and self._worker.listens:

@@ -61,10 +61,14 @@ class Follower:
             name: next(stage for stage, stage_end in enumerate(self.stage_ends) if end <= stage_end)
             for name, end in (layer_ends if self.stage_ends else ())
         }
+        self._open: dict[int, dict[int, int]] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """No layer counts as named any more."""
         self._unseen = set(self._stage_of)
         self._first: str | None = None
         self._passes_left = PASSES_MAX
-        self._open: dict[int, dict[int, int]] = {}
 
     @property
     def ready(self) -> bool:

@@ -5,7 +5,7 @@ slots stay leased and its blocks are held in vLLM's block pool for so long: what
 blocks that a copy may still write.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,17 @@ class Landings:
     def request_ids(self) -> Collection[str]:
         """Requests whose loads are landing."""
         return self._open.keys()
+
+    def under(self, tables: Sequence[Sequence[int]]) -> set[str]:
+        """Requests whose loads may still write some of these blocks."""
+        if not self._open:
+            return set()
+        blocks = {block for table in tables for block in table}
+        return {
+            request_id
+            for request_id, landing in self._open.items()
+            if any(block.block_id in blocks for block in landing.held)
+        }
 
     def hold(self, state: RequestState, block_ids: list[int]) -> bool:
         """Whether the load that is about to start may be followed; then its blocks are held from now on.

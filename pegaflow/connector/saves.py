@@ -42,6 +42,8 @@ class _Job:
     ranks_left: int
     waits_for: set[int]
     """Jobs in flight that save the blocks before ours."""
+    loads: set[str]
+    """Requests whose loads are not over and may yet turn out to have failed: we computed from what they bring."""
     started: float
     described: list[StoredBlock] = field(default_factory=list)
     """The same blocks, for whoever wants to know what is stored."""
@@ -51,6 +53,11 @@ class _Job:
     """Jobs that wait for this one."""
     failed: set[int] = field(default_factory=set)
     seconds: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks are done, and nobody has to be waited for."""
+        return self.ranks_left <= 0 and not self.waits_for and not self.loads
 
 
 class Saves:
@@ -66,7 +73,10 @@ class Saves:
         overdue_seconds: float,
         tails: Tails,
         events: Events,
+        landing: Callable[[Tables], set[str]],
     ) -> None:
+        """``landing``: requests whose loads may still write some block of these tables."""
+        self._landing = landing
         self._geometry = geometry
         self._events = events
         self._store = store
@@ -149,7 +159,9 @@ class Saves:
         for earlier in waits_for:
             self._jobs[earlier].followers.append(job_id)
         refs_all = [ref for _, refs, _ in blocks for ref in refs]
-        self._jobs[job_id] = _Job(refs_all, keys, pinned, self._ranks, waits_for, time.monotonic(), described, tables)
+        self._jobs[job_id] = _Job(
+            refs_all, keys, pinned, self._ranks, waits_for, self._landing(tables), time.monotonic(), described, tables
+        )
         self._keys_in_flight.update(dict.fromkeys(keys, job_id))
         return SaveJob(job_id, tuple(blocks))
 
@@ -172,8 +184,21 @@ class Saves:
         job.ranks_left -= outcome.ranks
         job.failed |= outcome.failed
         job.seconds = max(job.seconds, outcome.seconds)
-        if job.ranks_left <= 0 and not job.waits_for:
+        if job.is_over:
             self._take_out(job_id, self._complete)
+
+    def load_over(self, request_id: str, ok: bool) -> None:
+        """A load that vLLM went on with is over. If it failed, nothing that was computed behind it is saved."""
+        behind = [job_id for job_id, job in self._jobs.items() if request_id in job.loads]
+        for job_id in behind:
+            job = self._jobs.get(job_id)
+            if job is None:
+                continue  # completed with one before it
+            job.loads.discard(request_id)
+            if not ok:
+                job.failed.update(job.refs)
+            if job.is_over:
+                self._take_out(job_id, self._complete)
 
     def distrust(self, block_ids: Collection[int]) -> None:
         """Some blocks could not be filled by whoever had promised it: nothing that was computed from them is saved."""
@@ -333,7 +358,7 @@ class Saves:
                 follower = self._jobs.get(later)
                 if follower is not None:
                     follower.waits_for.discard(job_id)
-                    if follower.ranks_left <= 0 and not follower.waits_for:
+                    if follower.is_over:
                         ready.append((later, self._complete))
         if errors:
             raise errors[0]

@@ -82,7 +82,8 @@ class SchedulerHalf:
         waiting = Waiting(geometry, tails, recorder, config.wait_for_full_prefix_seconds * config.wait_for_full_prefix)
         self._loads = Loads(geometry, store, self.table, self._landings, recorder, overdue_seconds, tails, waiting)
         self._events = Events(event_maker, store.namespaces)
-        self._saves = Saves(geometry, store, self._pins, recorder, ranks, overdue_seconds, tails, self._events)
+        landing = self._landings.under
+        self._saves = Saves(geometry, store, self._pins, recorder, ranks, overdue_seconds, tails, self._events, landing)
         if (config.pd_tail_save or config.pd_tail_load) and not tails.possible:
             logger.warning("PegaFlow: %s", NO_TAILS)
 
@@ -146,13 +147,21 @@ class SchedulerHalf:
             if report.shapes:
                 run("taking layouts", None, partial(self._store.add_shapes, report.shapes))
             for request_id, load in report.loads.items():
+                was_landing = request_id in self._landings
                 run("booking a load", None, partial(self._loads.reported, request_id, load))
+                if was_landing:
+                    self._end_landing(request_id, load.ok)
             for job_id, save in report.saves.items():
                 run("publishing a save", None, partial(self._saves.reported, job_id, save))
         for request_id in received:
             run("ending a load", None, partial(self._loads.finished, request_id))
         self._recorder.gauge("pending_save_requests", self._saves.pending)
         self._recorder.gauge("pinned_blocks", self._pins.count)
+
+    def _end_landing(self, request_id: str, ok: bool) -> None:
+        """Some ranks reported a load that vLLM went on with."""
+        if not ok or request_id not in self._landings:
+            self._guard.run("ending a landing", None, partial(self._saves.load_over, request_id, ok))
 
     def finish_request(self, request: Any, tables: Sequence[Sequence[int]], sound: bool) -> None:
         """vLLM is done with a request and frees its blocks right after this.

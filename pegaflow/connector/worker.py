@@ -158,6 +158,11 @@ class WorkerHalf:
         if follower is not None:
             self._follow(lambda: follower.layer(name, self._staged()))
 
+    def forget_named_layers(self) -> None:
+        """What vLLM has named so far does not count."""
+        if self._follower is not None:
+            self._follower.forget()
+
     def start_saves(self, plan: StepPlan) -> None:
         """Start the plan's saves, once; the forward pass has filled their blocks."""
         if plan is self._saves_started:

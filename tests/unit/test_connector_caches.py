@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pegaflow.connector import PegaKVConnector, compat
-from pegaflow.connector.copies import NativeTypes
+from pegaflow.connector.copies import NativeTypes, Task
 from pegaflow.connector.guard import Guard
 from pegaflow.metrics import Recorder
 from tests.fakes import FakeCopier, FakeLayout, FakePool
-from tests.kv_tensors import BEFORE_0_32, BLOCKS, Cache
+from tests.kv_tensors import BEFORE_0_32, BLOCKS, CACHES, Cache
 
 FAKES: tuple[Any, ...] = (lambda name, shm_dir: FakePool(), lambda pool, device: FakeCopier(pool), FakeLayout)
 
@@ -35,7 +35,9 @@ def connector_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Any:
         parallel_config=SimpleNamespace(),
     )
     shared = [SimpleNamespace(shared_by=[layer.name]) for layer in cache.groups[0]]
-    connector._kv_cache_config = SimpleNamespace(num_blocks=BLOCKS, kv_cache_tensors=shared)
+    connector._kv_cache_config = SimpleNamespace(
+        num_blocks=BLOCKS, kv_cache_tensors=shared, kv_cache_groups=list(cache.groups)
+    )
     return connector
 
 
@@ -115,3 +117,26 @@ def test_layers_stay_apart_where_attention_finds_scales_only_so(monkeypatch: pyt
     for cache_dtype, together in (("auto", True), ("fp8", True), ("int8_per_token_head", False)):
         connector._vllm_config.cache_config.cache_dtype = cache_dtype
         assert connector.prefer_cross_layer_blocks is together
+
+
+@pytest.mark.parametrize(("more_groups", "by_block"), [(0, True), (1, False)])
+def test_block_ids_of_failed_loads_are_reported_only_if_vllm_has_a_single_group(
+    more_groups: int, by_block: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's engine dies of ids that may be of several groups, transferred or not."""
+    cache = next(make("cpu") for make in CACHES.values() if len(make("cpu").groups) == 1)
+    connector = connector_for(cache, monkeypatch)
+    connector._kv_cache_config.kv_cache_groups += [None] * more_groups
+    connector.register_kv_caches(tensors_of(cache))
+    task = Task(load="request", ok=False, failed_blocks={3}, bad_refs={1})
+    for ask in ("get_transfer_results", "get_finished"):
+        connector._worker._ended = [task]
+        answer = getattr(connector, ask)(set())
+        blocks = connector.get_block_ids_with_load_errors()
+        assert blocks == ({3} if by_block else set())
+        received, failed = (
+            (answer[1], None) if ask == "get_finished" else (answer.finished_recving, answer.failed_recving)
+        )
+        assert received == {"request"}
+        assert failed in (None, set() if by_block else {"request"})
+    assert (connector._worker._follower is None) is not by_block

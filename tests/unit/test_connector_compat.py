@@ -208,11 +208,13 @@ def test_installed_vllm_has_all_features() -> None:
     assert compat.features() == Features(True, True, True, True)
 
 
-def graphs(mode: str, drafts: int = 0) -> Any:
-    from vllm.config import CUDAGraphMode
+def graphs(mode: str, drafts: int = 0, ops: list[str] | None = None) -> Any:
+    """``ops``: what graphs of pieces leave out; by default all attention, as vLLM fills it in."""
+    from vllm.config import CompilationConfig, CUDAGraphMode
 
+    ops = list(CompilationConfig._attention_ops) if ops is None else ops
     chosen = config()
-    chosen.compilation_config = SimpleNamespace(cudagraph_mode=CUDAGraphMode[mode])
+    chosen.compilation_config = CompilationConfig(cudagraph_mode=CUDAGraphMode[mode], splitting_ops=ops)
     chosen.speculative_config = SimpleNamespace(num_speculative_tokens=drafts) if drafts else None
     return chosen
 
@@ -231,6 +233,14 @@ def graphs(mode: str, drafts: int = 0) -> Any:
 def test_graphs_of_the_whole_model_name_no_layers(mode: str, tokens: int, unasked: bool) -> None:
     step = output(scheduled_new_reqs=[SimpleNamespace(req_id="a")], num_scheduled_tokens={"a": tokens})
     assert compat.reads_unasked(step, graphs(mode), {"a"}) == unasked
+
+
+@pytest.mark.parametrize("ops", [[], ["vllm::mamba_mixer"], ["vllm::unified_attention_with_output"]])
+def test_graphs_of_pieces_that_hold_attention_name_no_layers(ops: list[str]) -> None:
+    step = output(scheduled_new_reqs=[SimpleNamespace(req_id="a")], num_scheduled_tokens={"a": 50})
+    assert compat.reads_unasked(step, graphs("PIECEWISE", ops=ops), {"a"})
+    assert compat.reads_unasked(step, graphs("FULL_AND_PIECEWISE", ops=ops), {"a"})
+    assert not compat.reads_unasked(step, graphs("NONE", ops=ops), {"a"})
 
 
 def test_steps_as_long_as_drafts_may_be_a_graph_of_the_whole_model() -> None:

@@ -180,6 +180,17 @@ def test_layer_that_is_named_late_is_waited_for() -> None:
     assert (follower.ready, follower.listens) == (True, False)
 
 
+def test_layers_that_were_named_while_graphs_were_captured_do_not_count() -> None:
+    follower = Follower([("a", 48), ("b", 96)])
+    follower.layer("a", None)
+    follower.layer("b", None)
+    follower.forget()
+    assert (follower.ready, follower.listens) == (False, True)
+    follower.layer("a", None)
+    follower.layer("b", None)
+    assert follower.ready
+
+
 def test_stages_end_with_layers_and_with_the_block() -> None:
     least = following.STAGE_BYTES_MIN
     assert stage_ends([least // 2, least]) == ()
@@ -281,6 +292,43 @@ def test_hashes_are_forgotten_when_a_load_fails_that_vllm_went_on_with(event: st
     engine.run()
     assert engine.recorder.counters["load_failure"] == 1
     assert engine.block_pool.evicted == set(range(engine.blocks))
+    engine.assert_nothing_held()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("event", ["abort", "none"])
+def test_what_was_computed_behind_a_load_is_published_once_the_load_is_known_to_be_good(
+    event: str, fails: bool
+) -> None:
+    engine, copiers = staged_engine(ranks=2)
+    warm(engine)
+    known = set(engine.pool.slots)
+    for copier in copiers:
+        copier.late = True
+    request = engine.add(PROMPT, more=9)
+    step_until(engine, lambda: request.state == "running")
+    held = copiers[1]
+    original, held.poll = (
+        held.poll,
+        lambda: [done for done in original() if done.job not in held.ends or late.append(done)],
+    )
+    late: list[FakeDone] = []
+    for _ in range(6):
+        engine.step()
+    if event == "abort" and request.request_id in engine.requests:
+        engine.abort(request)
+    for _ in range(3):
+        engine.step()
+    assert late, "the load has ended on the device"
+    new = [slot for ref, slot in engine.pool.slots.items() if ref not in known]
+    assert new
+    assert all(slot.state == "reserved" and len(slot.parts) == 2 for slot in new), "copied, but not for anybody to see"
+    held.poll = lambda: [FakeDone(done.job, not fails, [3] if fails else []) for done in late] + original()
+    engine.step()
+    held.poll = original
+    engine.run()
+    published = [slot for ref, slot in engine.pool.slots.items() if ref not in known and slot.state == "sealed"]
+    assert bool(published) is not fails
     engine.assert_nothing_held()
 
 

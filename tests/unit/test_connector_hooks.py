@@ -32,6 +32,7 @@ def bare(engine: MiniEngine | None = None, worker: bool = False) -> Any:
     connector._connector_metadata = None
     connector._groups, connector._by_block = [(0, ["layer0"], None)], True
     connector._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace())
+    connector._kv_cache_config = SimpleNamespace(kv_cache_groups=[None])
     connector._scheduler = engine.scheduler if engine and not worker else None
     connector._store = engine.store if engine and not worker else None
     connector._worker = engine.workers[0] if engine and worker else None
@@ -131,7 +132,7 @@ def without_scheduler(monkeypatch: pytest.MonkeyPatch, error: Exception, broken:
     """A connector whose scheduler half is about to be made, with one function that fails."""
     pool = FakePool()
     connector = bare()
-    connector._vllm_config = connector._kv_cache_config = None
+    connector._vllm_config = None
     connector._kv_transfer_config = SimpleNamespace(engine_id="engine")
     module = "pegaflow.connector.connector"
     monkeypatch.setattr(groups, "geometry", lambda *arguments: MiniEngine().geometry)
