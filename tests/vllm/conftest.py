@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.engines import EngineProcess
-from tests.vllm.tiny_models import gemma3_config, llama_config, make_model
+from tests.vllm.tiny_models import gemma3_config, llama_config, make_adapter, make_model
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,12 +21,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tiny models by name."""
+    """Tiny models and adapters by name."""
     root = tmp_path_factory.mktemp("models")
     return {
         "llama": make_model(root / "llama", llama_config()),
         "llama, other weights": make_model(root / "llama-other", llama_config(), seed=1),
         "gemma3": make_model(root / "gemma3", gemma3_config()),
+        "adapter": make_adapter(root / "adapter", llama_config()),
+        "adapter, other weights": make_adapter(root / "adapter-other", llama_config(), seed=1),
     }
 
 

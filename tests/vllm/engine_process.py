@@ -57,18 +57,33 @@ class Engines:
             cleanup_dist_env_and_memory()
 
     def generate(
-        self, prompts: list[list[int]], max_tokens: int, salt: str | None = None, **sampling: Any
+        self,
+        prompts: list[list[int]],
+        max_tokens: int,
+        salt: str | None = None,
+        adapter: tuple[str, int, str] | None = None,
+        **sampling: Any,
     ) -> list[dict[str, Any]]:
-        """Greedy continuations: ``[{tokens, cached}]``. ``salt``: requests with others share no blocks."""
+        """Greedy continuations: ``[{tokens, cached, reason}]``. ``salt``: requests with others share no blocks.
+        ``adapter``: name, number and directory of a LoRA adapter."""
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
 
         parameters = SamplingParams(
             temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **sampling
         )
         salted = {} if salt is None else {"cache_salt": salt}
         inputs = [{"prompt_token_ids": prompt, **salted} for prompt in prompts]
-        outputs = self._llm.generate(inputs, parameters, use_tqdm=False)
-        return [{"tokens": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens} for output in outputs]
+        lora = LoRARequest(*adapter) if adapter is not None else None
+        outputs = self._llm.generate(inputs, parameters, use_tqdm=False, lora_request=lora)
+        return [
+            {
+                "tokens": list(output.outputs[0].token_ids),
+                "cached": output.num_cached_tokens,
+                "reason": output.outputs[0].finish_reason,
+            }
+            for output in outputs
+        ]
 
     def reset(self, connector: bool = False) -> bool:
         """Forget vLLM's own prefix cache, and with ``connector`` the pool's blocks of this model too."""

@@ -157,6 +157,34 @@ def make_model(directory: Path, config: PretrainedConfig, seed: int = 0) -> Path
     return directory
 
 
+def make_adapter(directory: Path, config: LlamaConfig, seed: int = 0, rank: int = 8) -> Path:
+    """A LoRA adapter for queries and values with random weights; the same seed gives the same bytes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    random = torch.Generator().manual_seed(seed)
+    head_size = config.head_dim
+    heads = {"q_proj": config.num_attention_heads, "v_proj": config.num_key_value_heads}
+    tensors = {}
+    for layer in range(config.num_hidden_layers):
+        for module, count in heads.items():
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            for half, shape in (("A", (rank, config.hidden_size)), ("B", (count * head_size, rank))):
+                weight = torch.randn(shape, generator=random) * 0.3
+                tensors[f"{name}.lora_{half}.weight"] = weight.to(torch.bfloat16).contiguous()
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    settings = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": list(heads),
+        "bias": "none",
+        "use_dora": False,
+        "use_rslora": False,
+        "modules_to_save": None,
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(settings))
+    return directory
+
+
 Tensors = dict[str, torch.Tensor]
 
 

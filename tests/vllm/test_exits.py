@@ -1,0 +1,132 @@
+"""Real vLLM where a fake would only show what we believe of it: adapters, what routers hear, and loads that fail."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
+
+from tests.vllm.engines import BLOCK_TOKENS, EngineProcess, cached_of, connector, prompt, tokens_of
+
+PROMPTS = [prompt(1, 300), prompt(2, 320)]
+HITS = [288, 320]
+EVENTS_WAIT_MS = 5_000
+EVENTS_PAUSE_MS = 500
+
+
+class Router:
+    """Somebody who listens to the KV events of an engine."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket.connect(endpoint)
+        self._socket.subscribe(b"")
+        self._decode = msgspec.msgpack.Decoder(KVEventBatch).decode
+
+    def hear(self) -> list[Any]:
+        """Events of the connector until there is a pause."""
+        events: list[Any] = []
+        while self._socket.poll(EVENTS_PAUSE_MS if events else EVENTS_WAIT_MS):
+            batch = self._decode(self._socket.recv_multipart()[2])
+            events += [event for event in batch.events if getattr(event, "medium", None) == "CPU"]
+        return events
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[Router]:
+    made = Router(endpoint(tmp_path))
+    yield made
+    made.close()
+
+
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/events"
+
+
+def publishing(tmp_path: Path) -> dict[str, Any]:
+    """Options of an engine that publishes KV events."""
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint(tmp_path)}
+    return {"kv_events_config": events}
+
+
+def test_adapters_meet_their_own_blocks_and_outputs_are_those_without_a_connector(
+    in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any], tmp_path: Path, router: Router
+) -> None:
+    ours, other = ("name", 1, str(models["adapter"])), ("name", 2, str(models["adapter, other weights"]))
+    renamed = ("another name", 3, str(models["adapter"]))
+    lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    with in_process.engine(models["llama"], **lora) as plain:
+        expected = [tokens_of(plain.generate(PROMPTS, 20, adapter=adapter)) for adapter in (None, ours, other)]
+    assert len({str(tokens) for tokens in expected}) == 3
+    with in_process.engine(models["llama"], pool, **lora, **publishing(tmp_path)) as engine:
+        for adapter, tokens in zip((None, ours), expected, strict=False):
+            cold = engine.generate(PROMPTS, 20, adapter=adapter)
+            assert (tokens_of(cold), cached_of(cold)) == (tokens, [0, 0])
+        assert engine.ask("reset")
+        warm = engine.generate(PROMPTS, 20, adapter=ours)
+        assert (tokens_of(warm), cached_of(warm)) == (expected[1], HITS)
+        heard = router.hear()
+    stored = [event for event in heard if isinstance(event, BlockStored)]
+    assert {event.lora_name for event in stored} == {None, "name"}
+    assert {event.block_size for event in stored} == {BLOCK_TOKENS}
+    tokens = [
+        token for event in stored if event.lora_name and event.parent_block_hash is None for token in event.token_ids
+    ]
+    assert tokens[: HITS[0]] in (PROMPTS[0][: HITS[0]], PROMPTS[1][: HITS[0]])
+    with in_process.engine(models["llama"], pool, **lora) as engine:
+        # vLLM's hashes know names and directories, and those of the directory are the same here.
+        again = engine.generate(PROMPTS, 20, adapter=ours)
+        assert (tokens_of(again), cached_of(again)) == (expected[1], HITS)
+        for adapter, tokens_expected in ((other, expected[2]), (renamed, expected[1]), (None, expected[0])):
+            answer = engine.generate(PROMPTS, 20, adapter=adapter)
+            assert tokens_of(answer) == tokens_expected
+            assert cached_of(answer) == (HITS if adapter is None else [0, 0])
+        assert not engine.ask("metrics").get("vllm:pega_hook_errors")
+
+
+def test_router_hears_what_is_stored_and_what_is_reset(
+    in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any], tmp_path: Path, router: Router
+) -> None:
+    with in_process.engine(models["gemma3"], pool, **publishing(tmp_path)) as engine:
+        engine.generate(PROMPTS[:1], 2)
+        stored = router.hear()
+        assert {event.group_idx for event in stored} >= {0, 1}
+        assert {event.kv_cache_spec_kind for event in stored} >= {"full_attention", "sliding_window"}
+        assert all(isinstance(event, BlockStored) for event in stored)
+        assert engine.ask("reset", connector=True)
+        engine.generate([prompt(7, 20)], 2)
+        removed = router.hear()
+    hashes = {(event.group_idx, name) for event in stored for name in event.block_hashes}
+    assert all(isinstance(event, BlockRemoved) for event in removed)
+    assert {(event.group_idx, name) for event in removed for name in event.block_hashes} == hashes
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_with_the_policy_fail_a_block_that_cannot_be_loaded_ends_its_request_and_no_other(
+    in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any], name: str
+) -> None:
+    transfer = {**connector(pool), "kv_load_failure_policy": "fail"}
+    with in_process.engine(models[name], kv_transfer_config=transfer) as engine:
+        expected = tokens_of(engine.generate(PROMPTS, 20))
+        assert engine.ask("reset")
+        damage(pool)
+        failed = engine.generate([*PROMPTS, prompt(3, 100)], 20)
+        assert [answer["reason"] for answer in failed] == ["error", "error", "length"]
+        again = engine.generate(PROMPTS, 20)
+        assert (tokens_of(again), cached_of(again)) == (expected, [0, 0])
+        assert engine.ask("metrics")["vllm:pega_load_failure"] == 2
+
+
+def damage(pool: dict[str, Any]) -> None:
+    """Flip bits in every block."""
+    for segment in Path("/dev/shm").glob(f"*{pool['pool_name']}*/*seg*"):
+        damaged = bytearray(segment.read_bytes())
+        damaged[::509] = bytes(byte ^ 0xFF for byte in damaged[::509])
+        with segment.open("r+b") as file:
+            file.write(damaged)
