@@ -102,8 +102,7 @@ impl Engine {
         }
         while self.take_jobs() {
             let outcome = catch_unwind(AssertUnwindSafe(|| self.advance()));
-            let defect = || DriverError { call: "the transfer thread", code: 0, text: "a defect, see stderr".into() };
-            match outcome.unwrap_or_else(|_| Err(defect())) {
+            match outcome.unwrap_or_else(|_| Err(self.stop_after_defect())) {
                 Ok(over) => {
                     self.publish();
                     self.post(over);
@@ -191,6 +190,16 @@ impl Engine {
         }
         drop(board);
         self.shared.done.notify_all();
+    }
+
+    /// This thread has panicked, but the device still does what was queued, and nobody knows all of that any more: it is
+    /// waited for, since those who hear of failed jobs use the blocks and slots for something else.
+    fn stop_after_defect(&mut self) -> DriverError {
+        let drain = || self.lanes.iter_mut().try_for_each(|lane| lane.drain(&self.tools));
+        if !matches!(catch_unwind(AssertUnwindSafe(drain)), Ok(Ok(()))) {
+            log::error!("pegaflow: the device cannot be waited for");
+        }
+        DriverError { call: "the transfer thread", code: 0, text: "a defect, see stderr".into() }
     }
 
     /// The device is lost: fail all there is and all that comes.

@@ -162,6 +162,37 @@ fn a_failed_job_is_not_over_while_the_device_works_on_it() {
 }
 
 #[test]
+fn a_defect_of_the_thread_is_told_when_the_device_is_done_with_all_blocks_and_slots() {
+    for number in 0..4 {
+        let options = CudaOptions { register: false, ..ways()[number].clone() };
+        let world = world(number as u64);
+        let copier = copier(&world.driver, &world.space, options);
+        world.driver.lock().held.insert(FOREIGN_STREAM as usize);
+        let cache = &world.caches[0];
+        let start = |part, first: u32| {
+            let refs = (first..first + BLOCKS).map(block).collect();
+            copier.save(part, &cache.layout, refs, (0..BLOCKS).collect(), Some(FOREIGN_STREAM)).unwrap()
+        };
+        let good = start(PART, 0);
+        until("work is queued", || world.driver.calls().contains_key("launch"));
+        let queued_before = world.driver.calls()["record"];
+        let bad = start(PART + 1, BLOCKS); // the space has no such part, and says so by a panic
+        until("the device is asked for", || world.driver.calls()["record"] > queued_before + 2);
+        assert!(copier.wait(Duration::from_millis(30)).unwrap().is_empty(), "told while the device may still copy");
+        world.driver.lock().held.clear();
+        let mut done = Vec::new();
+        while done.len() < 2 {
+            done.extend(copier.wait(Duration::from_secs(60)).unwrap());
+        }
+        assert_eq!(done.iter().map(|done| (done.job, done.failed.len())).collect::<Vec<_>>(), [(good, 12), (bad, 12)]);
+        assert!(copier.problem().unwrap().contains("a defect"));
+        copier.close().unwrap();
+        drop(copier);
+        world.driver.assert_nothing_is_left();
+    }
+}
+
+#[test]
 fn a_load_that_fails_underway_leaves_nothing_behind_that_gets_into_the_next_one() {
     for seed in 20..45 {
         for (call, works) in [("copy", 3), ("record", 3), ("record", 5)] {

@@ -34,6 +34,9 @@ pub(super) struct Tools {
 /// More pieces than the device gets done between two looks.
 const PLENTY_PIECES: usize = 4;
 
+/// How often a device is asked that everybody waits for.
+const DRAIN_INTERVAL: Duration = Duration::from_micros(200);
+
 /// A piece that the device is working on.
 struct Flight {
     job: u64,
@@ -122,7 +125,27 @@ impl Lane {
         self.paced_until.filter(|_| self.flights.is_empty())
     }
 
-    /// The device is lost: all jobs, failed. What was queued never runs.
+    /// Wait until the device has done all that was queued in this direction, noted or not. An error is the end of the
+    /// device.
+    pub(super) fn drain(&mut self, tools: &Tools) -> DriverResult<()> {
+        let mut trip = Trip::default();
+        let outcome = loop {
+            let over = match self.route.is_fenced(&trip) {
+                true => trip.fences.last().map_or(Ok(true), |event| tools.driver.query(*event)),
+                false => self.route.fence(&tools.events, &mut trip).map(|()| false),
+            };
+            match over {
+                Ok(true) if trip.fences.is_empty() => break Ok(()),
+                Ok(true) => trip.passed.extend(trip.fences.pop()),
+                Err(error) if error.is_sticky() => break Err(error),
+                Ok(false) | Err(_) => std::thread::sleep(DRAIN_INTERVAL),
+            }
+        };
+        trip.events().for_each(|event| tools.events.give(event));
+        outcome
+    }
+
+    /// The device is done, or lost: all jobs, failed. What is still queued never runs.
     pub(super) fn abandon(&mut self, events: &EventPool, reason: &str) -> Vec<Job> {
         for flight in self.flights.drain(..) {
             flight.trip.events().for_each(|event| events.give(event));

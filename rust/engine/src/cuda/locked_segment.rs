@@ -53,6 +53,11 @@ impl LockedSegment {
         Self { driver, segment, chunk_bytes, chunks, locked_bytes: AtomicUsize::new(0) }
     }
 
+    /// Whether this is `segment`. What is held here stays mapped, so no other can be at its address.
+    pub(super) fn is(&self, segment: &Segment) -> bool {
+        (self.segment.address, self.segment.bytes) == (segment.address, segment.bytes)
+    }
+
     /// Its length.
     pub(super) fn bytes(&self) -> usize {
         self.segment.bytes

@@ -73,7 +73,8 @@ impl Shared {
             let parts = wanted.parts.clone();
             drop(wanted);
             agenda.version = Some(now);
-            agenda.leaving.extend(self.list(&parts));
+            let gone = self.list(&parts, &mut agenda.leaving);
+            agenda.leaving.extend(gone);
             let leaving = &agenda.leaving;
             agenda.urgent.retain(|chunk| !leaving.iter().any(|gone| Arc::ptr_eq(gone, &chunk.segment)));
         } else {
@@ -83,8 +84,13 @@ impl Shared {
         true
     }
 
-    /// Take in new segments. Returns those out of use.
-    fn list(&self, parts: &[(Namespace, u32)]) -> impl Iterator<Item = Arc<LockedSegment>> + use<> {
+    /// Take in new segments. Returns those out of use. One that was to be unlocked and is wanted again stays what it is:
+    /// the driver does not lock memory twice, and a copy may still hold it.
+    fn list(
+        &self,
+        parts: &[(Namespace, u32)],
+        leaving: &mut Vec<Arc<LockedSegment>>,
+    ) -> impl Iterator<Item = Arc<LockedSegment>> + use<> {
         let listed: BTreeMap<usize, Segment> = parts
             .iter()
             .flat_map(|(namespace, part)| self.space.segments(*namespace, *part))
@@ -96,8 +102,10 @@ impl Shared {
         *segments = kept;
         for (address, segment) in listed {
             if let Entry::Vacant(place) = segments.entry(address) {
-                let locked = LockedSegment::new(Arc::clone(&self.driver), segment, self.chunk_bytes);
-                place.insert(Arc::new(locked));
+                let back = leaving.iter().position(|gone| gone.is(&segment)).map(|found| leaving.swap_remove(found));
+                place.insert(back.unwrap_or_else(|| {
+                    Arc::new(LockedSegment::new(Arc::clone(&self.driver), segment, self.chunk_bytes))
+                }));
             }
         }
         gone.into_values()

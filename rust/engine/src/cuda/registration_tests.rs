@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::CudaOptions;
 use super::copier_tests::{copier, only, small_options, until};
 use super::driver::Driver;
-use super::fake_driver::{FakeDriver, Random};
+use super::fake_driver::{FOREIGN_STREAM, FakeDriver, Random};
 use super::fake_space::{Cache, FakeSpace, NAMESPACE, PART, block};
 use super::locked_segment::{Chunk, LockedSegment};
 use super::touch::touch_meanwhile;
@@ -91,6 +92,35 @@ fn a_part_that_is_not_wanted_any_more_is_unlocked() {
     until("nothing is locked", || driver.lock().registered.is_empty());
     assert_eq!(copier.registration().bytes_seen, 0);
     assert_eq!(copier.registration().bytes_total, (CHUNKS * CHUNK_BYTES) as u64);
+}
+
+#[test]
+fn a_part_that_is_wanted_again_while_a_copy_keeps_it_locked_is_not_locked_twice() {
+    let (mut random, driver) = (Random(7), Arc::new(FakeDriver::new(7)));
+    let (space, _) = one_slot_per_chunk();
+    let cache = Cache::new(&driver, &[(CHUNK_BYTES, CHUNK_BYTES)], 1, &mut random);
+    let options = CudaOptions { ring_buffer_bytes: CHUNK_BYTES, ..small_options() };
+    let copier = copier(&driver, &space, options);
+    let whole = || driver.lock().registered.len() == CHUNKS;
+    copier.register(NAMESPACE, PART).unwrap();
+    until("everything is locked", whole);
+    driver.lock().held.insert(FOREIGN_STREAM as usize);
+    let job = copier.save(PART, &cache.layout, vec![block(3)], vec![0], Some(FOREIGN_STREAM)).unwrap();
+    until("the copy is queued", || driver.calls().contains_key("copy"));
+    for _ in 0..3 {
+        copier.unregister(NAMESPACE, PART).unwrap();
+        until("the thread has let go", || copier.registration().bytes_seen == 0);
+        copier.register(NAMESPACE, PART).unwrap();
+        until("the thread has it again", || copier.registration().bytes_seen > 0);
+    }
+    assert!(whole(), "a copy was using it");
+    driver.lock().held.clear();
+    assert!(only(&copier, job).ok());
+    assert_eq!(copier.registration().problem, None);
+    copier.unregister(NAMESPACE, PART).unwrap();
+    until("nothing is locked", || driver.lock().registered.is_empty());
+    drop(copier);
+    driver.assert_nothing_is_left();
 }
 
 #[test]
