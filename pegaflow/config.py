@@ -99,6 +99,8 @@ class ConnectorConfig:
     """Whether a request waits until its whole prompt is in the pool, if another process may be about to save it."""
     wait_for_full_prefix_seconds: float = 30.0
     """How long such a request waits at most; then it takes what is there."""
+    keep_on_sleep: bool = False
+    """Whether weights stay the same while vLLM is paused or asleep, so that blocks are kept."""
     load_timeout_seconds: float = 120.0
     """A load that takes longer is reported in the log and the metrics; it is never abandoned half-way."""
     instance_id: str | None = None
@@ -231,6 +233,7 @@ _OPTIONS = {
     "pd_tail_load": _Option("pd_tail_load", _parse_bool),
     "wait_for_full_prefix": _Option("wait_for_full_prefix", _parse_bool),
     "wait_for_full_prefix_seconds": _Option("wait_for_full_prefix_seconds", _seconds),
+    "keep_on_sleep": _Option("keep_on_sleep", _parse_bool),
 }
 
 

@@ -6,6 +6,7 @@ no save, or a wait.
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,6 +20,9 @@ from pegaflow.connector.layout import LayerTensor
 from pegaflow.connector.metadata import Rank, RankReport, StepPlan, WorkerShape
 from pegaflow.connector.request_state import RequestState, RequestTable
 from pegaflow.connector.tails import HashTokens
+
+CALLERS_MAX = 16
+"""So many callers up from a hook vLLM's engine is found."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,19 @@ def group_facts(kv_cache_manager: Any, group: int) -> tuple[str | None, int | No
     """Kind and sliding window of a group, as vLLM's own events say it (0.32)."""
     facts = getattr(kv_cache_manager, "kv_cache_event_metadata", ())
     return facts[group] if group < len(facts) else (None, None)
+
+
+def is_pausing() -> bool:
+    """Whether the reset that is being asked for is part of a pause or of going to sleep: vLLM's hook does not say, but
+    the function that asks is another (0.32) than for resets that somebody asked for."""
+    frame = sys._getframe(1)
+    for _ in range(CALLERS_MAX):
+        if frame.f_code.co_name == "_reset_caches":
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def bypasses_cache(request: Any, media_numbered: bool = False) -> bool:

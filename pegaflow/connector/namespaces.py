@@ -141,19 +141,21 @@ class Store:
         """What workers need to open the pool; ``None`` before namespaces exist."""
         return self._address
 
-    def reset(self) -> bool:
+    def reset(self, for_all: bool = True) -> bool:
         """Invalidate all blocks of this model for every process, with one step, and share nothing from now on: caches
         are reset when weights were replaced, and what they are now cannot be told. False if nothing was done, so try
         again.
 
-        Without namespaces yet, the blocks are invalidated as soon as it is known which they are.
+        Without namespaces yet, the blocks are invalidated as soon as it is known which they are. ``for_all`` False:
+        this engine has computed nothing with other weights yet, so what others find stays valid.
         """
         if not self._lock.acquire(timeout=RESET_WAIT_SECONDS_MAX):
             return False
         try:
-            _reset(self._namespaces or {})
+            if for_all or self._private is not None:
+                _reset(self._namespaces or {})
             if self._private is None:
-                self._reset_pending = self._namespaces is None or not self._used
+                self._reset_pending = for_all and (self._namespaces is None or not self._used)
                 self._private, self._namespaces = uuid.uuid4().hex, None
                 logger.info("PegaFlow: the cache was reset, so this engine shares no blocks with others any more.")
         finally:

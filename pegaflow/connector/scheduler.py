@@ -193,9 +193,16 @@ class SchedulerHalf:
         """Which blocks have come to the pool and gone since the last call, as vLLM's events."""
         return self._events.take()
 
-    def reset(self) -> bool:
+    def reset(self, pausing: bool = False) -> bool:
         """Forget everything cached for this model. False if that has to be asked for again: a load in flight may still
-        bring old blocks back, or the pool's index could not be reached."""
+        bring old blocks back, or the pool's index could not be reached.
+
+        ``pausing``: vLLM pauses or goes to sleep. Weights may be replaced next, so this engine finds nothing of before
+        any more; others do. With ``keep_on_sleep`` weights stay, and so does everything.
+        """
+        idle = self.table.loading == 0 and not self._landings
+        if pausing and self._config.keep_on_sleep:
+            return idle
         for state in self.table:
             state.saved_blocks.clear()
             state.tail_looked_at = False
@@ -205,8 +212,7 @@ class SchedulerHalf:
         self._loads.void_offers()
         self._saves.forget_keys()
         self._events.forget_all()
-        done = self._store.reset()
-        return done and self.table.loading == 0 and not self._landings
+        return self._store.reset(for_all=not pausing) and idle
 
     def shutdown(self) -> None:
         """Leave the pool. What is still being copied is never published. Idempotent."""

@@ -1,9 +1,13 @@
 """Resets: weights were replaced, so nothing of before is found and nothing of after is shared."""
 
+import inspect
 import threading
+from collections.abc import Callable
 
 import pytest
+from vllm.v1.engine.core import EngineCore
 
+from pegaflow.connector import compat
 from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
 from tests.unit.test_connector_device import engine_on_device
 from tests.unit.test_connector_requests import PROMPT, warm
@@ -161,3 +165,56 @@ def test_load_of_a_sibling_that_was_in_flight_at_a_reset_gets_the_old_bytes() ->
     sibling.run()  # checks every byte against what the prompt's blocks must hold
     sibling.assert_nothing_held()
     assert request.hit_tokens == len(PROMPT)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_engine_that_goes_to_sleep_takes_nothing_from_its_siblings(keep: bool) -> None:
+    engine = MiniEngine(keep_on_sleep=keep)
+    warm(engine)
+    sibling = MiniEngine(pool=engine.pool)
+    assert hit(sibling) == 40
+    assert engine.scheduler.reset(pausing=True)
+    assert hit(sibling) == 40
+    assert hit(engine) == (40 if keep else 0), "weights may be others after the sleep"
+    assert hit(engine) == 40
+    assert engine.scheduler.reset(pausing=True)
+    assert hit(engine) == (40 if keep else 0)
+    assert engine.scheduler.reset()
+    assert hit(engine) == 0
+    assert hit(sibling) == (0 if keep else 40), "only an engine that shares can have saved something wrong"
+
+
+def test_sleep_before_anything_is_known_resets_nobody_later() -> None:
+    engine = MiniEngine()
+    warm(engine)
+    late = MiniEngine(pool=engine.pool)
+    late.identity.ready = False
+    late.store._namespaces = None
+    assert late.scheduler.reset(pausing=True)
+    late.identity.ready = True
+    assert hit(late) == 0
+    assert hit(engine) == 40
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_sleep_with_a_load_in_flight_is_asked_for_again(keep: bool) -> None:
+    engine = MiniEngine(keep_on_sleep=keep)
+    warm(engine)
+    engine.add(PROMPT)
+    engine.before_workers = lambda: None
+    engine.copiers[0].held = True
+    engine.step()
+    assert not engine.scheduler.reset(pausing=True)
+    engine.copiers[0].held = False
+    engine.run()
+    assert engine.scheduler.reset(pausing=True)
+
+
+def test_pauses_are_told_from_resets_that_somebody_asked_for() -> None:
+    def _reset_caches(ask: Callable[[], bool]) -> bool:
+        return (lambda: ask())()
+
+    assert _reset_caches(compat.is_pausing)
+    assert not compat.is_pausing()
+    assert "_reset_caches" in inspect.getsource(EngineCore._finish_pause)
+    assert "reset_prefix_cache" in inspect.getsource(EngineCore._reset_caches)
