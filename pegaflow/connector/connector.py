@@ -208,8 +208,10 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         return self._guard.run("take_events", (), self._scheduler.take_events) if self._scheduler is not None else ()
 
     def reset_cache(self) -> bool:
-        """Invalidate all blocks of this model in the pool, for every process."""
-        return self._scheduler is None or self._guard.run("reset_cache", False, self._scheduler.reset)
+        """Invalidate all blocks of this model in the pool, for every process; before a pause or sleep for this one."""
+        if self._scheduler is None:
+            return True
+        return self._guard.run("reset_cache", False, partial(self._scheduler.reset, compat.is_pausing()))
 
     # -- worker -----------------------------------------------------------------------------------------------------
 

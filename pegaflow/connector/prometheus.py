@@ -46,7 +46,10 @@ class PegaPromMetrics(kv_metrics.KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._counters = {key: self._make(self._counter_cls, key, text) for key, text in COUNTERS.items()}
-        self._gauges = {key: self._make(self._gauge_cls, key, text) for key, text in GAUGES.items()}
+        # With several API servers each of them hears something of an engine; only what came last is true.
+        self._gauges = {
+            key: self._make(self._gauge_cls, key, text, multiprocess_mode="mostrecent") for key, text in GAUGES.items()
+        }
         self._histograms = {
             key: self._make(self._histogram_cls, key, text, buckets=buckets(key)) for key, text in HISTOGRAMS.items()
         }

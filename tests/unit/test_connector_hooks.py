@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
+from vllm.v1.core.block_pool import BlockPool
 
 import pegaflow.connector
 from pegaflow import vllm_plugin
@@ -16,6 +18,7 @@ from pegaflow.connector import NoopKVConnector, PegaKVConnector, compat, groups
 from pegaflow.connector.guard import KINDS_MAX, Guard
 from pegaflow.connector.identity import plain
 from pegaflow.connector.metadata import LoadOutcome, RankReport, SaveOutcome, StepPlan
+from pegaflow.connector.pins import Pins
 from pegaflow.errors import InvalidArgument, PoolBusy, PoolClosed
 from pegaflow.metrics import Recorder
 from tests.fakes import FakeIdentity, FakePool
@@ -78,6 +81,60 @@ def test_a_cache_needs_no_delivery_and_frees_blocks_at_once() -> None:
     request.status = SimpleNamespace(name="FINISHED_STOPPED")
     assert connector.request_finished(request, []) == (False, None)
     assert connector.request_finished_all_groups(request, ([],)) == (False, None)
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer", "kv_both"])
+def test_no_role_needs_delivery(role: Any) -> None:
+    connector = bare(MiniEngine())
+    connector._kv_transfer_config = KVTransferConfig(kv_connector="PegaKVConnector", kv_role=role)
+    assert connector.requires_kv_delivery is False
+
+
+def test_defaults_that_suit_a_store_are_left_as_they_are() -> None:
+    connector = bare(MiniEngine())
+    connector._role = kv_base.KVConnectorRole.SCHEDULER
+    connector._kv_cache_config.prefix_cacheable_group_ids = (0, 2)
+    assert connector.role is kv_base.KVConnectorRole.SCHEDULER
+    assert connector.supports_divergent_local_hybrid_hits is False
+    assert connector.get_loaded_kv_cache_group_ids(None) == (0, 2)
+    assert connector.get_mem_pool_context() is None
+    assert connector.get_finished_count() is None
+    assert connector.get_kv_connector_kv_cache_events() is None
+    assert PegaKVConnector.requires_piecewise_for_cudagraph({}) is False
+    connector.set_host_xfer_buffer_ops(None)
+    connector.finish_forward()
+    assert not connector.has_connector_metadata()
+    connector.bind_connector_metadata(StepPlan(runs_model=True))
+    assert connector._plan().runs_model
+    connector.clear_connector_metadata()
+    assert connector._plan() == StepPlan()
+
+
+def real_block_pool(blocks: int = 40) -> Any:
+    return BlockPool(num_gpu_blocks=blocks, enable_caching=True, hash_block_size=4)
+
+
+def test_cache_manager_brings_the_block_pool() -> None:
+    engine = MiniEngine()
+    engine.scheduler._pins = Pins()
+    connector = bare(engine)
+    facts = (("full_attention", None),)
+    connector.bind_kv_cache_manager(SimpleNamespace(block_pool=real_block_pool(), kv_cache_event_metadata=facts))
+    assert engine.scheduler._pins.bound
+    assert connector._group_facts(0) == ("full_attention", None)
+
+
+def test_reset_of_vllm_has_to_be_asked_for_again_while_blocks_are_held() -> None:
+    pool, pins = real_block_pool(), Pins()
+    pins.bind(pool)
+    blocks = pool.get_new_blocks(3)
+    held = pins.pin([block.block_id for block in blocks[:2]])
+    pool.free_blocks(blocks)
+    assert pool.reset_prefix_cache() is False
+    free = pool.get_num_free_blocks()
+    pins.unpin(held)
+    assert pool.get_num_free_blocks() == free + 2
+    assert pool.reset_prefix_cache() is True
 
 
 def test_state_in_the_middle_of_a_block_is_never_taken_over() -> None:

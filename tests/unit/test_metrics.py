@@ -1,6 +1,10 @@
 """Counting, and the way of the counts through vLLM."""
 
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
@@ -77,3 +81,30 @@ def test_prometheus_shows_the_names_of_the_original() -> None:
         assert REGISTRY.get_sample_value(f"vllm:pega_{name}_total", labels) == 0
     for name in ("load_duration_seconds", "save_duration_seconds", "save_blocks"):
         assert REGISTRY.get_sample_value(f"vllm:pega_{name}_count", labels) == 0
+
+
+OBSERVE = """
+import sys
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from pegaflow.connector.connector import PegaKVConnector
+if sys.argv[1] == "show":
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    print(generate_latest(registry).decode())
+else:
+    types = {kind: kind for kind in (Gauge, Counter, Histogram)}
+    config = type("Config", (), {"kv_transfer_config": None})
+    metrics = PegaKVConnector.build_prom_metrics(config, types, ["engine"], {0: ["0"]})
+    metrics.observe({"counters": {"load_success": 2}, "gauges": {"pinned_blocks": int(sys.argv[1])}}, 0)
+"""
+
+
+def test_gauges_of_several_api_servers_are_one(tmp_path: Path) -> None:
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    shown = ""
+    for server in ("5", "3", "show"):
+        command = [sys.executable, "-c", OBSERVE, server]
+        shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    values = dict(line.rsplit(" ", 1) for line in shown.splitlines() if not line.startswith("#"))
+    assert float(values['vllm:pega_load_success_total{engine="0"}']) == 4
+    assert float(values['vllm:pega_pinned_blocks{engine="0"}']) == 3

@@ -61,6 +61,9 @@ def test_tensor_parallel_outputs_are_those_without_a_connector(
         assert tokens_of(restarted) == expected
         assert cached_of(restarted) == HITS
         second = engine.ask("digests")
+        metrics = engine.ask("metrics")  # by way of all processes
+    assert metrics["vllm:pega_load_success"] == len(PROMPTS)
+    assert not metrics.get("vllm:pega_hook_errors")
     assert len(first) == len(second) == 2
     for rank in range(2):
         for digests in (first[rank], second[rank]):
