@@ -42,13 +42,13 @@ class _Job:
     ranks_left: int
     waits_for: set[int]
     """Jobs in flight that save the blocks before ours."""
-    loads: set[str]
-    """Requests whose loads are not over and may yet turn out to have failed: we computed from what they bring."""
     started: float
     described: list[StoredBlock] = field(default_factory=list)
     """The same blocks, for whoever wants to know what is stored."""
     tables: Tables = ()
     """All blocks of the request when the job was planned: what is saved was computed from them."""
+    loads: set[str] = field(default_factory=set)
+    """Requests whose loads are not over and may yet turn out to have failed: we computed from what they bring."""
     followers: list[int] = field(default_factory=list)
     """Jobs that wait for this one."""
     failed: set[int] = field(default_factory=set)
@@ -159,8 +159,9 @@ class Saves:
         for earlier in waits_for:
             self._jobs[earlier].followers.append(job_id)
         refs_all = [ref for _, refs, _ in blocks for ref in refs]
+        loads = self._landing(tables)
         self._jobs[job_id] = _Job(
-            refs_all, keys, pinned, self._ranks, waits_for, self._landing(tables), time.monotonic(), described, tables
+            refs_all, keys, pinned, self._ranks, waits_for, time.monotonic(), described, tables, loads
         )
         self._keys_in_flight.update(dict.fromkeys(keys, job_id))
         return SaveJob(job_id, tuple(blocks))
@@ -288,7 +289,7 @@ class Saves:
         keys = group_keys(state.hashes(), group.hashes_per_block)
         ends = {tokens: block for index, block, tokens in snapshots if index == group.index and block}
         wanted = {
-            keys[tokens // group.block_tokens - 1]: block
+            keys[tokens // group.block_tokens - 1]: (block, tokens // group.block_tokens - 1)
             for tokens, block in ends.items()
             if tokens % group.block_tokens == 0 and 0 < tokens // group.block_tokens <= len(keys)
         }
@@ -296,7 +297,8 @@ class Saves:
         offered = [key for key, there in zip(wanted, namespace.contains(list(wanted)), strict=True) if not there]
         slots = namespace.reserve(offered[:room], parents=[None] * len(offered[:room])) if offered[:room] else []
         self._recorder.count("save_blocks_deferred", len(offered) - len(slots))
-        return [(ref, wanted[offered[index]], offered[index], None) for index, ref in slots]
+        chosen = [(ref, offered[index]) for index, ref in slots]
+        return [(ref, wanted[key][0], key, None, wanted[key][1]) for ref, key in chosen]
 
     def _reserve_tail(
         self,

@@ -67,7 +67,7 @@ def test_blocks_of_an_adapter_are_found_with_the_same_adapter_alone(tmp_path: Pa
     assert again.hit_tokens == 40
 
 
-def test_another_engine_finds_them_under_another_name_and_number(tmp_path: Path) -> None:
+def test_another_engine_finds_the_blocks_of_the_same_weights(tmp_path: Path) -> None:
     engine = MiniEngine()
     hit(engine, asks_for(make_adapter(tmp_path / "a")))
     sibling = MiniEngine(pool=engine.pool)

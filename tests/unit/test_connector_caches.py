@@ -119,24 +119,22 @@ def test_layers_stay_apart_where_attention_finds_scales_only_so(monkeypatch: pyt
         assert connector.prefer_cross_layer_blocks is together
 
 
-@pytest.mark.parametrize(("more_groups", "by_block"), [(0, True), (1, False)])
+@pytest.mark.parametrize("by_block", [True, False])
 def test_block_ids_of_failed_loads_are_reported_only_if_vllm_has_a_single_group(
-    more_groups: int, by_block: bool, monkeypatch: pytest.MonkeyPatch
+    by_block: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's engine dies of ids that may be of several groups, transferred or not."""
+    """vLLM's engine dies of ids that may be of several groups; see ``groups.fails_by_block``."""
     cache = next(make("cpu") for make in CACHES.values() if len(make("cpu").groups) == 1)
     connector = connector_for(cache, monkeypatch)
-    connector._kv_cache_config.kv_cache_groups += [None] * more_groups
+    connector._by_block = by_block
     connector.register_kv_caches(tensors_of(cache))
-    task = Task(load="request", ok=False, failed_blocks={3}, bad_refs={1})
     for ask in ("get_transfer_results", "get_finished"):
-        connector._worker._ended = [task]
+        connector._worker._ended = [Task(load="request", ok=False, failed_blocks={3}, bad_refs={1})]
         answer = getattr(connector, ask)(set())
-        blocks = connector.get_block_ids_with_load_errors()
-        assert blocks == ({3} if by_block else set())
-        received, failed = (
-            (answer[1], None) if ask == "get_finished" else (answer.finished_recving, answer.failed_recving)
-        )
-        assert received == {"request"}
-        assert failed in (None, set() if by_block else {"request"})
+        assert connector.get_block_ids_with_load_errors() == ({3} if by_block else set())
+        if ask == "get_finished":
+            assert answer == (None, {"request"})
+        else:
+            assert answer.finished_recving == {"request"}
+            assert answer.failed_recving == (set() if by_block else {"request"})
     assert (connector._worker._follower is None) is not by_block

@@ -192,8 +192,8 @@ impl Engine {
         self.shared.done.notify_all();
     }
 
-    /// This thread has panicked, but the device still does what was queued, and nobody knows all of that any more: it is
-    /// waited for, since those who hear of failed jobs use the blocks and slots for something else.
+    /// This thread has panicked, but the device still does what was queued, and nobody knows all of that any more: it
+    /// is waited for, since those who hear of failed jobs use the blocks and slots for something else.
     fn stop_after_defect(&mut self) -> DriverError {
         let drain = || self.lanes.iter_mut().try_for_each(|lane| lane.drain(&self.tools));
         if !matches!(catch_unwind(AssertUnwindSafe(drain)), Ok(Ok(()))) {

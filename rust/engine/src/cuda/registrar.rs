@@ -84,8 +84,8 @@ impl Shared {
         true
     }
 
-    /// Take in new segments. Returns those out of use. One that was to be unlocked and is wanted again stays what it is:
-    /// the driver does not lock memory twice, and a copy may still hold it.
+    /// Take in new segments. Returns those out of use. One that was to be unlocked and is wanted again stays what it
+    /// is: the driver does not lock memory twice, and a copy may still hold it.
     fn list(
         &self,
         parts: &[(Namespace, u32)],

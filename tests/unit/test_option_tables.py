@@ -1,0 +1,55 @@
+"""The tables of options in the documents list every option that there is, with its default."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pegaflow import config
+from pegaflow.config import PREFIX, ConnectorConfig, parse_size
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"^\| (?P<keys>`pegaflow\.[^|]*) \|(?P<default>[^|]*)\|[^|]+\|$", re.MULTILINE)
+NAME = re.compile(r"`pegaflow\.(\w+)`")
+
+
+def table_of(document: str) -> dict[str, str]:
+    """Default of each option as the document says it."""
+    rows = [(NAME.findall(row["keys"]), row["default"].strip()) for row in ROW.finditer((ROOT / document).read_text())]
+    names = [name for names, _ in rows for name in names]
+    assert len(names) == len(set(names)), "an option is listed twice"
+    return {name: default for names, default in rows for name in names}
+
+
+def test_all_options_are_listed_and_no_others() -> None:
+    known = {*config._OPTIONS, *config._SERVER_OPTIONS}
+    assert set(table_of("docs/vllm.md")) == known
+    assert set(table_of("README.md")) | {"hugepages_dir"} == known
+
+
+@pytest.mark.parametrize("document", ["docs/vllm.md", "README.md"])
+def test_defaults_are_those_of_the_code(document: str) -> None:
+    defaults = ConnectorConfig()
+    for name, said in table_of(document).items():
+        if name in config._SERVER_OPTIONS:
+            assert said == ""
+            continue
+        value = getattr(defaults, config._OPTIONS[name].field)
+        plain = said.strip("`")
+        if value is None or (name, value) == ("save_rate_max", 0):
+            assert plain, f"{PREFIX}{name}: say what happens without it"
+            assert not plain.isdigit(), name
+        elif isinstance(value, bool):
+            assert plain == str(value).lower(), name
+        elif isinstance(value, int):
+            assert parse_size(plain.replace(" ", "")) == value, name
+        elif isinstance(value, float):
+            assert float(plain) == value, name
+        else:
+            assert plain == value, name
+
+
+def test_environment_variables_are_listed() -> None:
+    text = (ROOT / "docs/vllm.md").read_text()
+    for variable in ("PEGA_LOAD_TIMEOUT_SECONDS", "PEGAFLOW_INSTANCE_ID", "PEGAFLOW_SHARE_DUMMY_WEIGHTS"):
+        assert f"| `{variable}` |" in text
