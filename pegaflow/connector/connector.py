@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
 
-from pegaflow import _native
+from pegaflow import _native, versions
 from pegaflow.config import ConnectorConfig, parse_config
 from pegaflow.connector import compat, groups
 from pegaflow.connector.copies import Copier, NativeTypes
@@ -429,6 +429,9 @@ def _try_to_open(open_pool: "Callable[[], Pool]") -> "tuple[Pool | None, str | N
 
 
 def _warn(vllm_config: Any, geometry: Geometry) -> None:
+    problem = versions.problem(vllm.__version__)
+    if problem is not None:
+        logger.warning("PegaFlow: this is vLLM %s. %s", vllm.__version__, problem)
     if geometry.problem is None and compat.hashes_differ_per_process(vllm_config):
         logger.warning(
             "PegaFlow: PYTHONHASHSEED is not set, so other processes, and this one after a restart, hash the same "

@@ -28,9 +28,15 @@ def main() -> None:
     sys.exit(storm(arguments.requests, seed))
 
 
+def say(text: str) -> None:
+    """A line, now."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def storm(requests: int, seed: int) -> int:
     """Exit status. Each world has a seed of its own, counted up from ``seed``."""
-    print(f"storm: vLLM {vllm.__version__}, {requests} requests, seed {seed}", flush=True)
+    say(f"storm: vLLM {vllm.__version__}, {requests} requests, seed {seed}")
     counts: Counter[str] = Counter()
     started = reported = time.monotonic()
     while counts["requests"] < requests:
@@ -41,15 +47,15 @@ def storm(requests: int, seed: int) -> int:
             traceback.print_exc()
             sys.stderr.flush()
             tell(*shrink(plan, error))
-            print(f"storm: failed; again with make storm REQUESTS={WORLD_REQUESTS} SEED={seed}", flush=True)
+            say(f"storm: failed; again with make storm REQUESTS={WORLD_REQUESTS} SEED={seed}")
             return 1
         seed += 1
         if time.monotonic() > reported + REPORT_SECONDS:
             reported = time.monotonic()
-            print(f"storm: {counts['requests']} requests", flush=True)
+            say(f"storm: {counts['requests']} requests")
     seconds = time.monotonic() - started
-    print("storm: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-    print(f"storm: nothing went wrong in {counts['requests']} requests, {seconds:.1f} s, vLLM {vllm.__version__}")
+    say("storm: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    say(f"storm: nothing went wrong in {counts['requests']} requests, {seconds:.1f} s, vLLM {vllm.__version__}")
     return 0
 
 
@@ -61,16 +67,16 @@ def tally(lived: world.World) -> "Counter[str]":
 
 def tell(plan: Plan, error: Exception) -> None:
     """Print a history."""
-    print(f"\nstorm: the shortest history: {len(plan.requests)} request(s), {len(plan.events)} event(s)")
+    say(f"\nstorm: the shortest history: {len(plan.requests)} request(s), {len(plan.events)} event(s)")
     used = {one.engine for one in (*plan.requests, *plan.events)}
     for number, engine in enumerate(plan.engines):
         if number in used:
-            print(f"  engine {number}: {engine}")
+            say(f"  engine {number}: {engine}")
     for request in plan.requests:
-        print(f"  {request}")
+        say(f"  {request}")
     for event in plan.events:
-        print(f"  {event}")
+        say(f"  {event}")
     for engine_lived in getattr(getattr(error, "world", None), "engines", []):
         for line in list(engine_lived.history)[-100:]:
-            print(f"  engine {engine_lived.number} {line}")
-    print(f"  {type(error).__name__}: {error}")
+            say(f"  engine {engine_lived.number} {line}")
+    say(f"  {type(error).__name__}: {error}")

@@ -118,6 +118,8 @@ class Plan:
 TOKENS_MAX = 250
 """Of a request, its answer included."""
 
+ADAPTERS = ("a", "b")
+
 ABORTS = ("queued", "loading", "running", "preempted", "saving")
 
 
@@ -232,7 +234,7 @@ def _request(
         more,
         priority=dice.randrange(3),
         salt=dice.choice((None, "a", "b")) if salted else None,
-        adapter=dice.choice((None, "a", "b")) if adapted else None,
+        adapter=dice.choice((None, *ADAPTERS)) if adapted else None,
         stops_after=dice.randrange(1, more + 1) if dice.random() < 0.3 else None,
         abort=(dice.choice(ABORTS), dice.randrange(4)) if dice.random() < 0.2 else None,
     )

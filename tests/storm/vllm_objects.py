@@ -6,21 +6,13 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Before vLLM is imported: nothing is fetched, blocks of made-up weights are shared, hashes are the same everywhere.
-os.environ.update(HF_HUB_OFFLINE="1", PEGAFLOW_SHARE_DUMMY_WEIGHTS="1", PYTHONHASHSEED="0", VLLM_NO_USAGE_STATS="1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-
 import torch
-import vllm.platforms
-from vllm.platforms.cpu import CpuPlatform
-
-# vLLM's wheel for GPUs finds no device here and would refuse to be configured.
-vllm.platforms._current_platform = CpuPlatform()
-
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -42,7 +34,6 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from pegaflow.connector import compat
 from tests.storm.plan import EnginePlan, GroupPlan, RequestPlan
 from tests.storm.texts import Text
 
@@ -68,10 +59,28 @@ class StormForCausalLM(torch.nn.Module):
 
 
 @cache
-def _base_config() -> VllmConfig:
-    ModelRegistry.register_model(ARCHITECTURE, StormForCausalLM)
+def _directory() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="pegaflow-storm-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+@cache
+def adapter(name: str) -> LoRARequest:
+    """A LoRA adapter, whose weights are there and older than this process."""
+    directory = _directory() / name
+    directory.mkdir()
+    weights = directory / "adapter_model.safetensors"
+    weights.write_bytes(name.encode() * 100)
+    (directory / "adapter_config.json").write_text("{}")
+    os.utime(weights, (1, 1))
+    return LoRARequest(name, 1 + ord(name), str(directory))
+
+
+@cache
+def _base_config() -> VllmConfig:
+    ModelRegistry.register_model(ARCHITECTURE, StormForCausalLM)
+    directory = _directory()
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     described = {"model_type": "llama", "architectures": [ARCHITECTURE], "vocab_size": 512, "intermediate_size": 64}
     described |= {"max_position_embeddings": LENGTH_MAX, **sizes}
@@ -85,7 +94,7 @@ def _base_config() -> VllmConfig:
         seed=0,
         enforce_eager=True,
     )
-    config = VllmConfig(
+    return VllmConfig(
         model_config=model,
         cache_config=CacheConfig(block_size=16, prefix_caching_hash_algo=HASH_ALGORITHM),
         scheduler_config=SchedulerConfig(
@@ -95,8 +104,17 @@ def _base_config() -> VllmConfig:
         device_config=DeviceConfig("cpu"),
         load_config=LoadConfig(load_format="dummy"),
     )
+
+
+@contextmanager
+def hash_root() -> Iterator[None]:
+    """The root of vLLM's block hashes, which is that of every process with this seed."""
+    before = getattr(kv_cache_utils, "NONE_HASH", None)
     kv_cache_utils.init_none_hash(get_hash_fn_by_name(HASH_ALGORITHM))
-    return config
+    try:
+        yield
+    finally:
+        kv_cache_utils.NONE_HASH = before
 
 
 @cache
@@ -173,9 +191,6 @@ def scheduler(plan: EnginePlan, config: VllmConfig, caches: KVCacheConfig, block
 def request(plan: RequestPlan, text: Text, hash_tokens: int) -> Request:
     """vLLM's request."""
     stop = [text.tokens[text.prompt_tokens + plan.stops_after - 1]] if plan.stops_after else []
-    adapter = None
-    if plan.adapter is not None:
-        adapter = LoRARequest(plan.adapter, 1 + ord(plan.adapter), f"/nowhere/{plan.adapter}")
     sampling = SamplingParams(max_tokens=plan.more, ignore_eos=True, temperature=0.0, stop_token_ids=stop)
     hasher = kv_cache_utils.get_request_block_hasher(hash_tokens, get_hash_fn_by_name(HASH_ALGORITHM))
     return Request(
@@ -184,13 +199,8 @@ def request(plan: RequestPlan, text: Text, hash_tokens: int) -> Request:
         sampling_params=sampling,
         pooling_params=None,
         arrival_time=float(plan.tick),
-        lora_request=adapter,
+        lora_request=adapter(plan.adapter) if plan.adapter else None,
         cache_salt=plan.salt,
         priority=plan.priority,
         block_hasher=hasher,
     )
-
-
-def can_recover(plan: EnginePlan) -> bool:
-    """Whether this vLLM takes up several groups with a connector that may fail to load."""
-    return len(plan.model.groups) == 1 or compat.features().failed_requests

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -9,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from pegaflow import _native
 from pegaflow.connector import compat, following, loads, pins, saves, scheduler, waiting
+from tests.storm import vllm_objects
 from tests.storm.copier import Tally
 from tests.storm.engine import Client, Engine
 from tests.storm.plan import Plan
@@ -19,8 +22,7 @@ from tests.storm.plan import Plan
 POOL = "storm"
 TICK_SECONDS = 0.001
 LOGGER = logging.getLogger("vllm.pegaflow")
-LOGGER.setLevel(logging.ERROR)
-logging.getLogger("vllm").setLevel(logging.CRITICAL)  # it complains of failed loads and refused resets, as it should
+ENVIRONMENT = {"PEGAFLOW_SHARE_DUMMY_WEIGHTS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
 
 
 class StormError(AssertionError):
@@ -60,14 +62,8 @@ class World:
 
     def run(self) -> None:
         """Everything. Raises whatever goes wrong."""
-        errors = Errors()
-        LOGGER.addHandler(errors)
-        try:
-            with _made_up(self):
-                self._errors = errors
-                self._live()
-        finally:
-            LOGGER.removeHandler(errors)
+        with _listening() as self._errors, _made_up(self), vllm_objects.hash_root():
+            self._live()
 
     def _live(self) -> None:
         self.engines += [self._start(number) for number in range(len(self.plan.engines))]
@@ -194,6 +190,22 @@ class World:
 
 
 @contextmanager
+def _listening() -> Iterator[Errors]:
+    """What is logged as an error. vLLM is not heard: it complains of failed loads and refused resets, as it should."""
+    errors, vllm_logger = Errors(), logging.getLogger("vllm")
+    levels = LOGGER.level, vllm_logger.level
+    LOGGER.addHandler(errors)
+    LOGGER.setLevel(logging.ERROR)
+    vllm_logger.setLevel(logging.CRITICAL)
+    try:
+        yield errors
+    finally:
+        LOGGER.removeHandler(errors)
+        LOGGER.setLevel(levels[0])
+        vllm_logger.setLevel(levels[1])
+
+
+@contextmanager
 def _made_up(world: World) -> Iterator[None]:
     """Time passes by ticks, vLLM steps an idle engine unless the plan says otherwise, and small blocks have stages."""
     clock = SimpleNamespace(monotonic=lambda: 1_000.0 + world.ticks * TICK_SECONDS)
@@ -209,7 +221,8 @@ def _made_up(world: World) -> Iterator[None]:
     for owner, name, value in patches:
         setattr(owner, name, value)
     try:
-        yield
+        with mock.patch.dict(os.environ, ENVIRONMENT):
+            yield
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)

@@ -1,0 +1,1 @@
+"""What every supported version of vLLM asks of a connector, compared with ours."""
