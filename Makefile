@@ -23,8 +23,9 @@ SECONDS ?= 60
 EXECUTIONS ?=
 PREEMPTIONS ?= 0
 MODELS ?= shm::models
-# Deaths at each crash point alone
+# Deaths at each crash point alone, and sequences of them side by side: on a busy machine more are faster.
 KILLS ?= 50
+LANES ?= 2
 # Of the storm: how many requests, and another vLLM than the installed one.
 REQUESTS ?= 10000
 VERSION ?=
@@ -43,7 +44,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz model-test soak storm vllm-versions vllm-hooks bench demo model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz coverage model-test soak storm vllm-versions vllm-hooks bench demo model check lock wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,10 +123,14 @@ fuzz:  ## Look for bytes that crash or hang the engine: make fuzz TARGET=pool SE
 	    -print_final_stats=1 -artifact_prefix=build/fuzz/$(TARGET)- build/fuzz/$(TARGET) rust/engine/tests/hostile/inputs/$(TARGET)
 
 # Built with the optimizations of a release: most of the time is spent in the processes that are killed.
-crash:  ## Kill -9 at every crash point and in every pair: make crash KILLS=1000 (figures in build/crash.json)
+crash:  ## Kill -9 at every crash point and in every pair: make crash KILLS=1000 LANES=8 (figures in build/crash.json)
 	@mkdir -p build
-	PEGAFLOW_TEST_KILLS=$(KILLS) PEGAFLOW_CRASH_JSON=$(abspath build/crash.json) \
+	PEGAFLOW_TEST_KILLS=$(KILLS) PEGAFLOW_TEST_LANES=$(LANES) PEGAFLOW_CRASH_JSON=$(abspath build/crash.json) \
 	    cargo test --locked --release --package pegaflow-engine --test crash -- --nocapture
+
+coverage:  ## Lines of the pool that tests of crashes, models and hostile bytes come to (figures in build/coverage.json)
+	@mkdir -p build
+	$(PYTHON) -m tools.coverage
 
 model-test:  ## Random operations and deaths of several processes against a map: make model-test STEPS=300000 SEED=7
 	PEGAFLOW_TEST_STEPS=$(STEPS) $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) \

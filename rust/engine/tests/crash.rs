@@ -3,7 +3,8 @@
 //!
 //! `PEGAFLOW_TEST_KILLS` is the least number of deaths at each point; below 100 every point meets only some of the
 //! others, chosen by chance, so that all pairs have had their turn after some runs. `PEGAFLOW_TEST_SEED` repeats the
-//! choices of a run, `PEGAFLOW_CRASH_JSON` names a file for the figures. `make crash KILLS=n` sets them.
+//! choices of a run, `PEGAFLOW_TEST_LANES` is how many sequences run side by side, `PEGAFLOW_CRASH_JSON` names a file for
+//! the figures. `make crash KILLS=n LANES=n` sets them.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "shared with the processes to kill")]
 
 use std::io::IsTerminal;
@@ -35,7 +36,7 @@ const PAIRS_PERCENT: u64 = 10;
 const UNMET_PERCENT_MAX: u64 = 1;
 /// Rounds in which each pair has met in each way.
 const ROUNDS_OF_PAIRS_MAX: u64 = 3;
-/// As many as small machines have CPUs.
+/// As many as small machines have CPUs. A lane mostly waits, on a busy machine for its turn: there more are faster.
 const LANES: usize = 2;
 
 #[derive(Clone, Copy)]
@@ -85,10 +86,11 @@ fn show_progress(done: usize, total: usize) {
 #[test]
 fn deaths_at_every_point_alone_and_in_pairs_harm_nobody() {
     let kills = std::env::var("PEGAFLOW_TEST_KILLS").map_or(KILLS, |text| text.parse().unwrap());
+    let lanes = std::env::var("PEGAFLOW_TEST_LANES").map_or(LANES, |text| text.parse().unwrap());
     let seed = seed("crash");
     let (jobs, next, tally, started) = (jobs(kills), AtomicUsize::new(0), Mutex::new(Tally::new()), Instant::now());
     std::thread::scope(|scope| {
-        for number in 0..LANES {
+        for number in 0..lanes {
             let (jobs, next, tally) = (&jobs, &next, &tally);
             scope.spawn(move || {
                 let lane = Lane::new(&format!("crash-{number}"), mix(seed ^ number as u64));
