@@ -116,6 +116,22 @@ fn a_reaper_that_cannot_get_a_lock_leaves_the_slot_to_the_next_try() {
 }
 
 #[test]
+fn a_reset_that_stood_still_leaves_blocks_of_later_epochs_in_their_order() {
+    let dir = ShmDir::new("reset-late");
+    let pool = open(&dir.0);
+    let ns = namespace(&pool, MAIN + 1);
+    let stopped = stop_at(&dir, "reset.aged");
+    pool.reset(ns).unwrap();
+    let chain = keys(100..140);
+    store_all(&pool, ns, &chain[..1], 1);
+    store_chain(&pool, ns, &chain, 1);
+    assert_eq!(check_chain(&pool, ns, &chain), chain.len());
+    continue_to_the_end(stopped);
+    assert_settled(&pool);
+    assert_eq!(check_chain(&pool, ns, &chain), chain.len());
+}
+
+#[test]
 fn nobody_takes_the_locks_of_a_process_that_is_leaving() {
     let dir = ShmDir::new("leaving");
     let pool = open(&dir.0);

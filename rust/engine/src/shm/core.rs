@@ -57,8 +57,8 @@ pub(crate) struct Core {
     pub(crate) counted_shares: Mutex<Option<Counted>>,
     pub(crate) grow_error: Mutex<Option<String>>,
     pub(crate) grow_paused_until: Mutex<Option<Instant>>,
-    /// Since when another process has been growing a namespace that this one wants to grow.
-    pub(crate) growth_seen_since: Mutex<Option<Instant>>,
+    /// Since when another process has been growing what this one wants to grow, and when that was seen last.
+    pub(crate) growth_seen: Mutex<Option<(Instant, Instant)>>,
     /// Node near which memory of each part is to lie, by namespace, where it is known.
     pub(crate) nodes: Mutex<HashMap<u32, Vec<Option<u32>>>>,
     /// Segments for which that did not work.
@@ -95,7 +95,7 @@ impl Core {
             counted_shares: Mutex::default(),
             grow_error: Mutex::default(),
             grow_paused_until: Mutex::default(),
-            growth_seen_since: Mutex::default(),
+            growth_seen: Mutex::default(),
             nodes: Mutex::default(),
             placing_failures: AtomicU64::new(0),
             moves_paused_until: Mutex::default(),

@@ -78,9 +78,9 @@ impl Core {
             if self.control.stamp(slot).load(SeqCst) != stamp {
                 continue;
             }
-            // Siblings have taken what its owner had beyond its share.
+            // Siblings have taken what its owner had beyond its share: a new list has others.
             if !any && !self.may_take(stamp) {
-                self.guard(slot, stamp);
+                queue.candidates.clear();
                 continue;
             }
             if self.is_left_alone(slot, leaving) {
@@ -390,7 +390,13 @@ mod tests {
         let pool = Pool::open("p", &options).expect("a private pool");
         let core = pool.core();
         let ns = pool.namespace(&[1; 32], 0, &[1024], "test").expect("a namespace");
-        core.grow(ns).expect("room");
+        let have = |extents| {
+            // The background thread may be growing it too.
+            while core.extents(ns).len() < extents {
+                core.grow(ns).expect("room");
+            }
+        };
+        have(1);
         let store = |key: &Key, parent: Option<Key>| {
             let block = pool.reserve(ns, &[*key], Some(&[parent]), false).expect("a namespace")[0].1;
             pool.mark_written(0, &[block], None).expect("reserved");
@@ -399,7 +405,7 @@ mod tests {
         };
         let keys: Vec<Key> = (0..66u8).map(|number| Key::new(&[number; 16]).expect("a key")).collect();
         let first: Vec<BlockRef> = keys[..64].iter().map(|key| store(key, None)).collect();
-        core.grow(ns).expect("room");
+        have(2);
         let parent = store(&keys[64], None);
         assert!(core.expel(first[0]));
         core.search_from(ns, first[0].slot());

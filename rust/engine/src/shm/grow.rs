@@ -218,9 +218,11 @@ impl Core {
                 }
                 Some(outcome)
             }
+            // Somebody else is at the list of extents; if that takes long it is noticed as a growth that does.
+            Err(error) if error.kind() == ErrorKind::Busy => Some(Grown::InProgress),
             Err(error) => {
                 let mut last = self.grow_error.lock().unwrap_or_else(PoisonError::into_inner);
-                if last.is_none() && error.kind() != ErrorKind::Busy {
+                if last.is_none() {
                     log::warn!("pegaflow: the pool stays as it is: {error}");
                 }
                 *last = Some(error.to_string());

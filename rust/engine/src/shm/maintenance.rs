@@ -124,15 +124,19 @@ impl Core {
 
     /// Another process is growing the namespace. If it takes too long (is it stopped?), do with what there is.
     fn watch_growth_of_others(&self) {
-        let since = *self.lock_growth_seen().get_or_insert_with(Instant::now);
-        if since.elapsed() > GROW_RETRY_PAUSE {
-            *self.lock_growth_seen() = None;
+        let (now, mut seen) = (Instant::now(), self.lock_growth_seen());
+        // One that was seen long ago is not this one.
+        let known = seen.filter(|(_, last)| now - *last < GROW_RETRY_PAUSE);
+        let since = known.map_or(now, |(since, _)| since);
+        let takes_long = now - since > GROW_RETRY_PAUSE;
+        *seen = (!takes_long).then_some((since, now));
+        if takes_long {
             self.pause_growth();
         }
     }
 
-    fn lock_growth_seen(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.growth_seen_since.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_growth_seen(&self) -> MutexGuard<'_, Option<(Instant, Instant)>> {
+        self.growth_seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_requests(&self) -> MutexGuard<'_, Requests> {
@@ -148,5 +152,28 @@ impl Core {
     /// Whether the background threads are to end.
     pub(crate) fn is_asked_to_stop(&self) -> bool {
         self.lock_requests().stop
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{OpenOptions, Pool};
+
+    #[test]
+    fn growth_pauses_when_one_of_others_takes_long_and_not_when_the_last_one_was_long_ago() {
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let is_paused = || core.grow_paused_until.lock().expect("no panic").is_some();
+        let ago = |pause: Duration| Instant::now().checked_sub(pause).expect("the host runs for longer");
+        *core.lock_growth_seen() = Some((ago(3 * GROW_RETRY_PAUSE), ago(2 * GROW_RETRY_PAUSE)));
+        core.watch_growth_of_others();
+        assert!(!is_paused(), "another growth");
+        *core.lock_growth_seen() = Some((ago(3 * GROW_RETRY_PAUSE), ago(GROW_RETRY_PAUSE / 50)));
+        core.watch_growth_of_others();
+        assert!(is_paused());
     }
 }

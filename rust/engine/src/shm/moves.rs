@@ -261,14 +261,14 @@ impl Core {
 
     /// Have the copies found instead of the blocks.
     fn move_over(&self, work: &mut Evacuation<'_>) -> bool {
+        // Copying may have taken longer than that.
+        work.patient_until = Instant::now() + LEASED_MOVE_WAIT_MAX;
         while let Some(twin) = work.twins.pop() {
             let slot = twin.block.slot();
-            let left = self.patiently(work.patient_until, || match self.switch_to_twin(&twin, &mut work.moved) {
-                Some(left) => {
-                    work.owned.extend([left]);
-                    true
-                }
-                None => false,
+            let left = self.patiently(work.patient_until, || {
+                let left = self.switch_to_twin(&twin, &mut work.moved);
+                work.owned.extend(left);
+                left.is_some()
             });
             if !left {
                 work.twins.push(twin);

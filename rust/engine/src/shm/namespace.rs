@@ -168,24 +168,27 @@ impl Core {
             }
             // What is stale now is of no use to anybody: first in line for eviction, and on nobody's account.
             let group = Namespace(id as u32);
-            let identity = self.identity(group)?;
-            self.extents(group).iter().flat_map(Extent::slots).for_each(|slot| self.age_if_stale(slot, &identity));
+            self.extents(group).iter().flat_map(Extent::slots).try_for_each(|slot| self.age_if_stale(slot, group))?;
         }
         Ok(epoch)
     }
 
-    fn age_if_stale(&self, slot: u32, identity: &Identity) {
-        let Some(header) = self.control.slot(slot) else { return };
+    fn age_if_stale(&self, slot: u32, group: Namespace) -> Result<()> {
+        let Some(header) = self.control.slot(slot) else { return Ok(()) };
         let (stamp, word) = (self.control.stamp(slot), header.state.load(Acquire));
         let before = stamp.load(SeqCst);
-        let stale = load4(&header.fingerprint) != identity.fingerprint;
-        fence(Acquire);
+        let (tag, fingerprint) = (header.tag.load(Relaxed), load4(&header.fingerprint));
+        fence(SeqCst);
+        // Who stood still since its reset finds blocks of later epochs, and extents that have changed hands. The epoch
+        // is read after the block's: what differs from it is older.
+        let stale = tag >> 16 == group.0 && fingerprint != self.identity(group)?.fingerprint;
         // If the slot was recycled meanwhile, either its state or its stamp is another: blocks of the new epoch keep
         // their order.
         if before != 0 && stale && header.state.load(Acquire) == word {
             let _newer = stamp.compare_exchange(before, stamp_word(1, None), SeqCst, Relaxed);
             crate::crash_point::pass("reset.aged");
         }
+        Ok(())
     }
 
     pub(crate) fn namespace_freed(&self, id: u32) {
