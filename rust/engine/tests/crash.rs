@@ -3,8 +3,8 @@
 //!
 //! `PEGAFLOW_TEST_KILLS` is the least number of deaths at each point; below 100 every point meets only some of the
 //! others, chosen by chance, so that all pairs have had their turn after some runs. `PEGAFLOW_TEST_SEED` repeats the
-//! choices of a run, `PEGAFLOW_TEST_LANES` is how many sequences run at a time, `PEGAFLOW_CRASH_JSON` names a file for the
-//! figures. `make crash KILLS=n LANES=n` sets them.
+//! choices of a run, `PEGAFLOW_TEST_LANES` is how many sequences run at a time, `PEGAFLOW_CRASH_JSON` names a file for
+//! the figures. `make crash KILLS=n LANES=n` sets them.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "shared with the processes to kill")]
 
 use std::io::IsTerminal;
