@@ -12,7 +12,7 @@ from typing import Any
 from pegaflow.config import ConnectorConfig
 from pegaflow.connector.adapters import Adapters
 from pegaflow.connector.events import EventMaker, Events
-from pegaflow.connector.geometry import Geometry
+from pegaflow.connector.geometry import Geometry, GroupKind
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.landing import Landings
 from pegaflow.connector.loads import ASK_AGAIN, MISS, Answer, Loads
@@ -76,7 +76,8 @@ class SchedulerHalf:
         self._guard = Guard(recorder, store.turn_off)
         overdue_seconds = config.load_timeout_seconds
         # A load that lands while nobody steps would hold its blocks until somebody does, and vLLM could not sleep.
-        possible = names_layers and not settle and len(geometry.groups) == 1 and not geometry.drafts
+        plain = len(geometry.groups) == 1 and geometry.groups[0].kind is GroupKind.FULL and not geometry.drafts
+        possible = names_layers and not settle and plain
         self._landings = Landings(self.table, self._pins, ranks, config.layerwise, possible)
         tails = Tails(geometry, hash_tokens, save=config.pd_tail_save, load=config.pd_tail_load)
         waiting = Waiting(geometry, tails, recorder, config.wait_for_full_prefix_seconds * config.wait_for_full_prefix)
