@@ -156,6 +156,10 @@ def config_problem(vllm_config: Any) -> str | None:
     """Why this configuration cannot be cached, as one sentence."""
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         return "KV cache scales that are computed at run time (calculate_kv_scales) differ from process to process."
+    whole = not getattr(vllm_config.scheduler_config, "enable_chunked_prefill", True)
+    if whole and vllm_config.model_config.use_mla and not vllm_config.cache_config.enable_prefix_caching:
+        # As vLLM itself sees to on CPUs without AMX: the attention of such a prompt does not look at what is before it.
+        return "latent attention (MLA) computes prompts from their beginning only, since chunked prefill is off."
     return None
 
 

@@ -9,7 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pegaflow.connector.identity import SHARE_DUMMY_VARIABLE, ModelIdentity, fixed_factors, weights_identity
+from pegaflow.connector.identity import (
+    SHARE_DUMMY_VARIABLE,
+    ModelIdentity,
+    config_problem,
+    fixed_factors,
+    weights_identity,
+)
 from pegaflow.keys import fingerprint
 from pegaflow.weights import process_started
 from tests.unit.mini_engine import SINGLE
@@ -111,3 +117,18 @@ def test_weights_that_cannot_be_read_are_not_shared(monkeypatch: pytest.MonkeyPa
         assert factors is not None
         prints.append(fingerprint(factors))
     assert prints[0] != prints[1]
+
+
+@pytest.mark.parametrize(
+    ("latent", "chunked", "prefix_caching", "refused"),
+    [(True, False, False, True), (True, True, False, False), (True, False, True, False), (False, False, False, False)],
+)
+def test_attention_that_does_not_look_at_what_is_before_a_prompt_is_left_alone(
+    latent: bool, chunked: bool, prefix_caching: bool, refused: bool
+) -> None:
+    made = SimpleNamespace(
+        model_config=SimpleNamespace(use_mla=latent),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=chunked),
+        cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
+    )
+    assert (config_problem(made) is not None) is refused
