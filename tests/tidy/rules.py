@@ -21,6 +21,9 @@ UNSAFE_FILES = (
     "rust/engine/src/shm/*.rs",
     "rust/engine/src/ssd/buffer.rs",
     "rust/engine/src/ssd/uring.rs",
+    "rust/engine/src/tier/rows.rs",
+    "rust/engine/src/tier/segment.rs",
+    "rust/engine/src/tier/slots.rs",
     "rust/engine/tests/common/*.rs",
     "rust/python/src/*.rs",
 )

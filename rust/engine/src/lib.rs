@@ -26,6 +26,8 @@ pub mod slot_space;
 #[cfg(not(loom))]
 pub mod ssd;
 mod sync;
+#[cfg(not(loom))]
+pub mod tier;
 
 pub use config::{HugePages, OpenOptions};
 pub use error::{Error, ErrorKind, Result};

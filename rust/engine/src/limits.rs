@@ -172,4 +172,45 @@ pub const SSD_FAILED_READS_MAX: u32 = 8;
 /// An operation without an answer for so long turns its directory off.
 pub const SSD_HANG_MAX: Duration = Duration::from_secs(10);
 
+/// Requests to the SSD tier of one pool that are open at a time.
+pub const SSD_REQUESTS_MAX: usize = 128;
+/// Keys of one of them.
+pub const SSD_REQUEST_KEYS_MAX: usize = 1024;
+/// Buckets of hints, of eight each: fewest, and most.
+pub const SSD_HINT_BUCKETS_MIN: u64 = 1 << 9;
+/// See [`SSD_HINT_BUCKETS_MIN`].
+pub const SSD_HINT_BUCKETS_MAX: u64 = 1 << 22;
+/// Capacity of an SSD cache for each bucket.
+pub const SSD_BYTES_PER_HINT_BUCKET: u64 = 1 << 20;
+/// Bytes of blocks that are being read from SSD, or are held for who asked for them; also a quarter of the pool.
+pub const SSD_HELD_BYTES_MAX: u64 = 4 << 30;
+/// How long what was read from SSD is held for who asked for it.
+pub const SSD_HELD_MAX: Duration = Duration::from_secs(10);
+/// How long a reset waits until the SSD tier has forgotten.
+pub const SSD_FORGET_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Slots that the search for blocks to write to SSD looks at in one round.
+pub const SSD_SCAN_SLOTS_MAX: usize = 1 << 16;
+/// Pause between two such passes over the pool.
+pub const SSD_SCAN_PAUSE: Duration = Duration::from_millis(500);
+/// Stamps of each namespace that are looked at to tell which blocks are old.
+pub const SSD_SAMPLES_MAX: usize = 1024;
+/// Blocks that wait to be written to SSD.
+pub const SSD_SPILL_QUEUE_MAX: usize = 4096;
+/// Blocks that are written to SSD in one round, so that requests are looked at in between.
+pub const SSD_SPILLS_PER_ROUND_MAX: usize = 16;
+/// Longest time that a block waits in a buffer for others to be written with.
+pub const SSD_FLUSH_PAUSE: Duration = Duration::from_millis(50);
+/// How often a process that could lead the SSD tier looks whether somebody does.
+pub const SSD_LEAD_INTERVAL: Duration = Duration::from_millis(200);
+/// How long a new leader tries to open files that are in use, before it lets others lead.
+pub const SSD_OPEN_WAIT_MAX: Duration = Duration::from_secs(3);
+/// Pause after files could not be opened.
+pub const SSD_OPEN_RETRY_PAUSE: Duration = Duration::from_secs(5);
+/// Reads that wait for so long while none ends are not worth waiting for.
+pub const SSD_STALL_MAX: Duration = Duration::from_millis(500);
+/// Bandwidth of reads that is assumed before any was measured.
+pub const SSD_BANDWIDTH_ASSUMED: u64 = 500_000_000;
+/// How long a process that leaves the pool waits for its disks.
+pub const SSD_STOP_WAIT_MAX: Duration = Duration::from_secs(2);
+
 const _: () = assert!(SSD_DIRECTORIES_MAX * (2 * SSD_DEPTH_MAX as usize + 1) + 1 < u16::MAX as usize);

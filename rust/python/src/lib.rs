@@ -15,6 +15,7 @@ mod namespace;
 mod objects;
 mod pool;
 mod ssd;
+mod tier;
 
 #[pyo3::pymodule]
 mod _native {
@@ -38,6 +39,8 @@ mod _native {
     use crate::pool::Pool;
     #[pymodule_export]
     use crate::ssd::{ssd_inspect, ssd_remove, ssd_verify};
+    #[pymodule_export]
+    use crate::tier::Prefetch;
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name")]

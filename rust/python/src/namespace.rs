@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pegaflow_engine::NamespaceInfo;
+use pegaflow_engine::{Key, NamespaceInfo};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -10,6 +10,7 @@ use crate::error::{Engine, NativeError, Result};
 use crate::items::Items;
 use crate::keys::{keys, keys_in, optional_keys};
 use crate::pool::{PoolHandle, counters};
+use crate::tier::{self, Prefetch};
 
 /// Blocks of one model, layout and KV cache group.
 #[pyclass(frozen, module = "pegaflow._native")]
@@ -105,6 +106,31 @@ impl Namespace {
     fn others(&self, py: Python<'_>) -> Result<usize> {
         let pool = self.pool.get()?;
         py.engine(|| pool.others_in(self.engine))
+    }
+
+    fn use_ssd(&self, py: Python<'_>) -> Result<bool> {
+        let pool = self.pool.get()?;
+        py.engine(|| pool.use_ssd(self.engine))
+    }
+
+    fn tiers<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> Result<Bound<'py, PyBytes>> {
+        let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
+        let tiers = py.engine(|| pool.tiers(self.engine, &keys))?;
+        let numbers: Vec<u8> = tiers.into_iter().map(tier::number).collect();
+        Ok(PyBytes::new(py, &numbers))
+    }
+
+    #[pyo3(signature = (keys, *, parent=None, chained=true))]
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        parent: Option<&[u8]>,
+        chained: bool,
+    ) -> Result<Option<Prefetch>> {
+        let (pool, keys) = (self.pool.get()?, self::keys(keys)?);
+        let parent = parent.map(Key::new).transpose()?;
+        Ok(py.engine(|| pool.prefetch(self.engine, &keys, parent, chained))?.map(Prefetch::new))
     }
 
     fn reset(&self, py: Python<'_>) -> Result<u64> {

@@ -11,6 +11,7 @@ use pyo3::types::PyDict;
 use crate::error::{Engine, NativeError, Result};
 use crate::items;
 use crate::namespace::Namespace;
+use crate::tier;
 
 /// One handle to a pool, shared by what was made from it; empty once it was closed.
 pub(crate) struct PoolHandle(RwLock<Option<Arc<pegaflow_engine::Pool>>>);
@@ -195,6 +196,39 @@ impl Pool {
     fn set_nodes(&self, py: Python<'_>, namespace: &Bound<'_, Namespace>, nodes: Vec<Option<u32>>) -> Result<()> {
         let (pool, namespace) = (self.get()?, namespace.get().engine());
         py.engine(|| pool.set_nodes(namespace, nodes))
+    }
+
+    #[pyo3(signature = (
+        directories, *, capacity_bytes, admission="second_touch", write_bytes_per_second_max=0, read_depth=16,
+        write_depth=8, backend="auto"
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn serve_ssd(
+        &self,
+        py: Python<'_>,
+        directories: Vec<PathBuf>,
+        capacity_bytes: u64,
+        admission: &str,
+        write_bytes_per_second_max: u64,
+        read_depth: u16,
+        write_depth: u16,
+        backend: &str,
+    ) -> Result<()> {
+        let depths = (read_depth, write_depth);
+        let options =
+            tier::options(directories, capacity_bytes, admission, write_bytes_per_second_max, depths, backend)?;
+        let pool = self.get()?;
+        py.engine(|| pool.serve_ssd(options))
+    }
+
+    fn ssd<'py>(&self, py: Python<'py>) -> Result<Option<Bound<'py, PyDict>>> {
+        let pool = self.get()?;
+        py.engine(|| pool.ssd())?.map(|facts| tier::facts(py, facts)).transpose()
+    }
+
+    fn ssd_read_seconds(&self, py: Python<'_>, block_bytes: u64) -> Result<Option<f64>> {
+        let pool = self.get()?;
+        py.engine(|| pool.ssd_read_seconds(block_bytes))
     }
 
     fn reap(&self, py: Python<'_>) -> Result<usize> {

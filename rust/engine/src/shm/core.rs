@@ -23,6 +23,8 @@ use crate::shm::process::{Member, load};
 use crate::shm::reserve::Pending;
 use crate::shm::stats::Stats;
 use crate::sync::{AtomicU64, LocalU64};
+#[cfg(not(loom))]
+use crate::tier::TierSeat;
 
 /// What the background thread is asked to do.
 #[derive(Default)]
@@ -70,6 +72,8 @@ pub(crate) struct Core {
     pub(crate) settled_leaders: Mutex<HashMap<u32, u64>>,
     pub(crate) slow_holders: SlowHolders,
     pub(crate) requests: Mutex<Requests>,
+    #[cfg(not(loom))]
+    pub(crate) tier: TierSeat,
     pub(crate) bell: Condvar,
 }
 
@@ -103,6 +107,8 @@ impl Core {
             settled_leaders: Mutex::default(),
             slow_holders: SlowHolders::default(),
             requests: Mutex::default(),
+            #[cfg(not(loom))]
+            tier: TierSeat::default(),
             bell: Condvar::new(),
         }
     }

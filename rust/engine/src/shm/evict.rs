@@ -90,6 +90,8 @@ impl Core {
             if let Some(freeing) = self.evict_one(slot, stamp, Some(ns)) {
                 self.stats.blocks_evicted.add(1);
                 self.note_taken(stamp, queue.slot_bytes);
+                #[cfg(not(loom))]
+                self.note_victim(slot);
                 if let Some(taken) = self.recycle(slot, freeing) {
                     return Some(taken);
                 }

@@ -16,7 +16,7 @@ pub(crate) mod grow;
 pub(crate) mod home;
 pub(crate) mod huge;
 mod index;
-mod lease;
+pub(crate) mod lease;
 #[cfg(not(loom))]
 pub(crate) mod liveness;
 pub(crate) mod lock;

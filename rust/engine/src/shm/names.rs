@@ -13,6 +13,10 @@ pub const LAYOUT_VERSION: u32 = 2;
 pub(crate) const CONTROL: &str = "control";
 /// Prefix of a control file that is still being written.
 pub(crate) const CONTROL_NEW: &str = "control.new.";
+/// File of the pool's SSD tier.
+pub(crate) const TIER: &str = "ssd";
+/// Prefix of such a file that is still being written.
+pub(crate) const TIER_NEW: &str = "ssd.new.";
 const SEGMENT: &str = "segment-";
 
 /// Check a pool name given by a user.

@@ -41,6 +41,16 @@ pub(crate) struct Identity {
     pub(crate) fingerprint: [u64; 4],
 }
 
+/// Who a namespace is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// Without the epoch.
+    pub(crate) fingerprint: [u64; 4],
+    pub(crate) group: u32,
+    /// Number of the first namespace of the fingerprint, whose epoch counts for all.
+    pub(crate) first: u32,
+}
+
 const READY: u64 = 1;
 
 /// First word of the fingerprint of a namespace whose blocks are kept: they go if their users say so, and never to make
@@ -110,6 +120,20 @@ impl Core {
     fn first_of(&self, fingerprint: [u64; 4]) -> Option<usize> {
         let mut ready = self.control.namespaces().iter().take_while(|row| row.state.load(Acquire) == READY);
         ready.position(|row| load4(&row.fingerprint) == fingerprint)
+    }
+
+    /// Who a namespace is, whatever its epoch; `None` if there is none of that number.
+    pub(crate) fn origin_of(&self, ns: Namespace) -> Option<Origin> {
+        let row = self.namespace_row(ns).ok()?;
+        let first = row.epoch_row.load(Relaxed) as usize;
+        let first = if first < self.control.namespaces().len() { first as u32 } else { ns.0 };
+        Some(Origin { fingerprint: load4(&row.fingerprint), group: row.group.load(Relaxed), first })
+    }
+
+    /// The epoch of the namespaces whose first is number `first`; `None` if there is none of that number.
+    pub(crate) fn epoch_of_family(&self, first: u32) -> Option<u64> {
+        let row = self.control.namespaces().get(first as usize)?;
+        (row.state.load(Acquire) == READY).then(|| row.epoch.load(SeqCst))
     }
 
     fn check_parts(&self, part_bytes: &[u64]) -> Result<()> {

@@ -116,6 +116,11 @@ impl Pool {
         &self.core
     }
 
+    #[cfg(not(loom))]
+    pub(crate) fn shared_core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
     /// This process in the process table.
     pub fn member(&self) -> Result<Member> {
         self.core.check_usable()?;
@@ -298,10 +303,14 @@ impl Pool {
     }
 
     /// Invalidate every block of the namespace, and of all groups of its fingerprint, for all processes. Returns the
-    /// new epoch.
+    /// new epoch. Where the namespace takes part in an SSD tier, waits a bounded time until that has forgotten too; it
+    /// is an error of kind *busy* if it has not, and then only a crash of the host right now would bring blocks back.
     pub fn reset(&self, ns: Namespace) -> Result<u64> {
         self.core.check_usable()?;
-        self.core.reset(ns)
+        let epoch = self.core.reset(ns)?;
+        #[cfg(not(loom))]
+        self.core.wait_until_forgotten(ns, epoch)?;
+        Ok(epoch)
     }
 
     /// Clean up after dead processes. Returns how many rows were.
@@ -359,6 +368,8 @@ impl Drop for Pool {
             std::mem::forget(std::mem::take(&mut self.threads));
             return;
         }
+        #[cfg(not(loom))]
+        self.core.tier.stop(&self.core.name);
         self.core.ask_to_stop();
         for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != std::thread::current().id()) {
             if thread.join().is_err() {

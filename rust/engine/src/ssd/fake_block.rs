@@ -17,14 +17,14 @@ use crate::key::Key;
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut word = self.0;
         word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -32,18 +32,18 @@ impl Random {
         word ^ (word >> 31)
     }
 
-    pub(super) fn below(&mut self, count: u64) -> u64 {
+    pub(crate) fn below(&mut self, count: u64) -> u64 {
         self.next() % count
     }
 
-    pub(super) fn chance(&mut self, percent: u64) -> bool {
+    pub(crate) fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 }
 
 /// Takes what is read.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Bytes(pub(super) Vec<Vec<u8>>);
+pub(crate) struct Bytes(pub(crate) Vec<Vec<u8>>);
 
 impl ReadTarget for Bytes {
     fn put(&mut self, part: usize, offset: usize, bytes: &[u8]) {
@@ -53,18 +53,18 @@ impl ReadTarget for Bytes {
 
 /// A block: its namespace, its number, and how often the namespace was forgotten when it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Block {
-    pub(super) namespace: u8,
-    pub(super) number: u64,
-    pub(super) epoch: u64,
+pub(crate) struct Block {
+    pub(crate) namespace: u8,
+    pub(crate) number: u64,
+    pub(crate) epoch: u64,
 }
 
 impl Block {
-    pub(super) fn new(number: u64) -> Self {
+    pub(crate) fn new(number: u64) -> Self {
         Self { namespace: (number % 3) as u8, number, epoch: 0 }
     }
 
-    pub(super) fn id(&self) -> RecordId {
+    pub(crate) fn id(&self) -> RecordId {
         let key = Key::new(&Random::new(self.number).next().to_le_bytes()).unwrap();
         RecordId { fingerprint: [self.namespace; 32], group: (self.number % 2) as u32, key }
     }
@@ -76,23 +76,24 @@ impl Block {
         (0..parts).map(|_| if random.chance(10) { 0 } else { 1 + random.below(bytes_max / parts) }).collect()
     }
 
-    pub(super) fn parts(&self, bytes_max: u64) -> Vec<Vec<u8>> {
+    pub(crate) fn parts(&self, bytes_max: u64) -> Vec<Vec<u8>> {
         let mut random = Random::new(self.number ^ self.epoch.rotate_left(32) ^ 0xB17E);
         self.sizes(bytes_max).iter().map(|bytes| (0..*bytes).map(|_| random.next() as u8).collect()).collect()
     }
 }
 
 /// A store on fake disks, and the largest block that it is given.
-pub(super) struct Fixture {
-    pub(super) disk: FakeDisk,
-    pub(super) options: StoreOptions,
-    pub(super) bytes_max: u64,
-    pub(super) device_block: usize,
+#[derive(Clone)]
+pub(crate) struct Fixture {
+    pub(crate) disk: FakeDisk,
+    pub(crate) options: StoreOptions,
+    pub(crate) bytes_max: u64,
+    pub(crate) device_block: usize,
 }
 
 impl Fixture {
     /// So many disks of 8 zones of 32 KiB.
-    pub(super) fn new(disks: usize, seed: u64) -> Self {
+    pub(crate) fn new(disks: usize, seed: u64) -> Self {
         let options = StoreOptions {
             directories: vec!["fake".into(); disks],
             capacity_bytes: Some(disks as u64 * ((64 << 10) + 8 * (32 << 10))),
@@ -107,12 +108,17 @@ impl Fixture {
     }
 
     /// Open without recovery.
-    pub(super) fn open(&self) -> Result<Store<Bytes>> {
+    pub(crate) fn open(&self) -> Result<Store<Bytes>> {
+        self.open_for()
+    }
+
+    /// As [`Self::open`], for what takes the reads of a test.
+    pub(crate) fn open_for<T: ReadTarget>(&self) -> Result<Store<T>> {
         self.open_with(self.options.clone())
     }
 
     /// Open to look.
-    pub(super) fn open_read_only(&self) -> Result<Store<Nowhere>> {
+    pub(crate) fn open_read_only(&self) -> Result<Store<Nowhere>> {
         let (capacity_bytes, create, read_only) = (None, false, true);
         self.open_with(StoreOptions { capacity_bytes, create, read_only, ..self.options.clone() })
     }
@@ -129,13 +135,13 @@ impl Fixture {
         Store::assemble(options, Box::new(self.disk.io()), buffers, opened.collect())
     }
 
-    pub(super) fn recovered(&self) -> Store<Bytes> {
+    pub(crate) fn recovered(&self) -> Store<Bytes> {
         let mut store = self.open().unwrap();
         store.recover();
         store
     }
 
-    pub(super) fn write(&self, store: &mut Store<Bytes>, block: &Block) -> WriteStart {
+    pub(crate) fn write(&self, store: &mut Store<Bytes>, block: &Block) -> WriteStart {
         let parts = block.parts(self.bytes_max);
         let slices: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
         let sum = (0..).zip(&parts).fold(0u64, |sum, (number, part)| sum.wrapping_add(part_checksum(number, part)));
@@ -143,7 +149,7 @@ impl Fixture {
     }
 
     /// Write, waiting for room and for the end.
-    pub(super) fn write_through(&self, store: &mut Store<Bytes>, blocks: &[Block]) {
+    pub(crate) fn write_through(&self, store: &mut Store<Bytes>, blocks: &[Block]) {
         for block in blocks {
             while self.write(store, block) == WriteStart::Busy {
                 store.flush();
@@ -154,14 +160,14 @@ impl Fixture {
         settle(store);
     }
 
-    pub(super) fn start_read(&self, store: &mut Store<Bytes>, block: &Block) -> ReadStart<Bytes> {
+    pub(crate) fn start_read(&self, store: &mut Store<Bytes>, block: &Block) -> ReadStart<Bytes> {
         let sizes = block.sizes(self.bytes_max);
         let target = Bytes(sizes.iter().map(|bytes| vec![0xEE; *bytes as usize]).collect());
         store.read(&block.id(), &sizes, target)
     }
 
     /// What a lookup and a read give. Bytes that count are the right ones.
-    pub(super) fn read(&self, store: &mut Store<Bytes>, block: &Block) -> Option<ReadOutcome> {
+    pub(crate) fn read(&self, store: &mut Store<Bytes>, block: &Block) -> Option<ReadOutcome> {
         let ReadStart::Started(wanted) = self.start_read(store, block) else { return None };
         loop {
             for event in store.poll(Duration::from_millis(1)) {
@@ -177,13 +183,13 @@ impl Fixture {
     }
 
     /// How many of `blocks` are read whole.
-    pub(super) fn count_whole(&self, store: &mut Store<Bytes>, blocks: &[Block]) -> usize {
+    pub(crate) fn count_whole(&self, store: &mut Store<Bytes>, blocks: &[Block]) -> usize {
         blocks.iter().filter(|block| self.read(store, block) == Some(ReadOutcome::Whole)).count()
     }
 }
 
 /// Poll until nothing is on its way.
-pub(super) fn settle(store: &mut Store<Bytes>) -> Vec<Event<Bytes>> {
+pub(crate) fn settle(store: &mut Store<Bytes>) -> Vec<Event<Bytes>> {
     let mut events = Vec::new();
     while store.is_busy() {
         events.extend(store.poll(Duration::from_millis(1)));
@@ -193,12 +199,12 @@ pub(super) fn settle(store: &mut Store<Bytes>) -> Vec<Event<Bytes>> {
 }
 
 /// Cases of a test: `PEGAFLOW_SSD_CASES`, or as many as every run can afford.
-pub(super) fn cases(usual: u64) -> u64 {
+pub(crate) fn cases(usual: u64) -> u64 {
     std::env::var("PEGAFLOW_SSD_CASES").map_or(usual, |text| text.parse().expect("a number of cases"))
 }
 
 /// `PEGAFLOW_TEST_SEED`, or one from the clock; printed, so that a failure tells.
-pub(super) fn seed(test: &str) -> u64 {
+pub(crate) fn seed(test: &str) -> u64 {
     let clock = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     let seed = std::env::var("PEGAFLOW_TEST_SEED").map_or(clock, |text| text.parse().expect("a seed"));
     println!("{test}: PEGAFLOW_TEST_SEED={seed}");

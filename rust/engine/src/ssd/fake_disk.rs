@@ -12,19 +12,19 @@ const SECTOR: usize = 512;
 
 /// What goes wrong, in percent of all operations.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Faults {
+pub(crate) struct Faults {
     /// Fewer bytes than asked for.
-    pub(super) short: u64,
+    pub(crate) short: u64,
     /// No answer yet at a poll.
-    pub(super) late: u64,
+    pub(crate) late: u64,
     /// EIO of reads.
-    pub(super) read_error: u64,
+    pub(crate) read_error: u64,
     /// EIO of writes.
-    pub(super) write_error: u64,
+    pub(crate) write_error: u64,
     /// Writes of files that have no more room.
-    pub(super) full: bool,
+    pub(crate) full: bool,
     /// No answer at all.
-    pub(super) hang: bool,
+    pub(crate) hang: bool,
 }
 
 #[derive(Default)]
@@ -79,10 +79,10 @@ struct State {
 
 /// The disks of some files; outlives the stores on it.
 #[derive(Clone)]
-pub(super) struct FakeDisk(Arc<Mutex<State>>);
+pub(crate) struct FakeDisk(Arc<Mutex<State>>);
 
 impl FakeDisk {
-    pub(super) fn new(files: usize, seed: u64) -> Self {
+    pub(crate) fn new(files: usize, seed: u64) -> Self {
         let files = (0..files).map(|_| File::default()).collect();
         let (block, faults, random) = (SECTOR, Faults::default(), Random::new(seed));
         Self(Arc::new(Mutex::new(State { files, block, faults, random })))
@@ -92,23 +92,23 @@ impl FakeDisk {
         self.0.lock().unwrap()
     }
 
-    pub(super) fn set(&self, faults: Faults) {
+    pub(crate) fn set(&self, faults: Faults) {
         self.state().faults = faults;
     }
 
     /// Take nothing smaller than `block`.
-    pub(super) fn set_block(&self, block: usize) {
+    pub(crate) fn set_block(&self, block: usize) {
         self.state().block = block;
     }
 
     /// The power of all disks goes at once. Nothing may use them.
-    pub(super) fn crash(&self) {
+    pub(crate) fn crash(&self) {
         let State { files, random, .. } = &mut *self.state();
         files.iter_mut().for_each(|file| file.crash(random));
     }
 
     /// Damage the bytes of a file.
-    pub(super) fn damage(&self, file: usize, damage: impl FnOnce(&mut Vec<u8>, &mut Random)) {
+    pub(crate) fn damage(&self, file: usize, damage: impl FnOnce(&mut Vec<u8>, &mut Random)) {
         let State { files, random, .. } = &mut *self.state();
         let file = &mut files[file];
         file.sync();
@@ -116,23 +116,23 @@ impl FakeDisk {
         file.durable.clone_from(&file.bytes);
     }
 
-    pub(super) fn len(&self, file: usize) -> usize {
+    pub(crate) fn len(&self, file: usize) -> usize {
         self.state().files[file].bytes.len()
     }
 
     /// A copy of a file.
-    pub(super) fn bytes(&self, file: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&self, file: usize) -> Vec<u8> {
         self.state().files[file].bytes.clone()
     }
 
     /// I/O of one process.
-    pub(super) fn io(&self) -> FakeIo {
+    pub(crate) fn io(&self) -> FakeIo {
         FakeIo { disk: self.clone(), started: Vec::new() }
     }
 }
 
 /// What one process has on its way.
-pub(super) struct FakeIo {
+pub(crate) struct FakeIo {
     disk: FakeDisk,
     started: Vec<Operation>,
 }

@@ -39,11 +39,18 @@ pub(crate) struct Located {
 
 const _: () = assert!(size_of::<(u64, Located)>() == 24);
 
+/// Is told what is found from now on, and what no more.
+pub(crate) trait IndexWatch: Send + Sync {
+    fn added(&self, tag: u64);
+    fn removed(&self, tag: u64);
+}
+
 /// All records that may be read.
 #[derive(Default)]
 pub(crate) struct Index {
-    pub(crate) places: HashMap<u64, Located, BuildHasherDefault<TagHasher>>,
+    places: HashMap<u64, Located, BuildHasherDefault<TagHasher>>,
     pub(crate) epochs: Epochs,
+    watch: Option<Box<dyn IndexWatch>>,
 }
 
 impl Index {
@@ -55,11 +62,32 @@ impl Index {
         self.places.get(&self.tag(id)).copied()
     }
 
+    pub(crate) fn place(&self, tag: u64) -> Option<Located> {
+        self.places.get(&tag).copied()
+    }
+
+    pub(crate) fn insert(&mut self, tag: u64, located: Located) {
+        self.places.insert(tag, located);
+        if let Some(watch) = &self.watch {
+            watch.added(tag);
+        }
+    }
+
     /// Remove `tag` if it is at `located`.
     pub(crate) fn remove(&mut self, tag: u64, located: &Located) {
-        if self.places.get(&tag) == Some(located) {
+        self.remove_if(tag, |place| place == located);
+    }
+
+    /// Remove `tag` if its place is such. Whether it was.
+    pub(crate) fn remove_if(&mut self, tag: u64, such: impl Fn(&Located) -> bool) -> bool {
+        let removed = self.places.get(&tag).is_some_and(such);
+        if removed {
             self.places.remove(&tag);
+            if let Some(watch) = &self.watch {
+                watch.removed(tag);
+            }
         }
+        removed
     }
 }
 
@@ -76,6 +104,11 @@ impl IndexView {
     /// How many records there are.
     pub fn records(&self) -> usize {
         self.read().places.len()
+    }
+
+    /// Tell `watch` of every change from now on.
+    pub(crate) fn set_watch(&self, watch: Box<dyn IndexWatch>) {
+        self.write().watch = Some(watch);
     }
 
     pub(crate) fn epoch(&self, fingerprint: &Fingerprint) -> u64 {

@@ -15,9 +15,9 @@ mod crash_tests;
 mod damage_tests;
 mod epochs;
 #[cfg(test)]
-mod fake_block;
+pub(crate) mod fake_block;
 #[cfg(test)]
-mod fake_disk;
+pub(crate) mod fake_disk;
 mod fields;
 pub(crate) mod file;
 mod geometry;
@@ -48,6 +48,7 @@ pub use epochs::Fingerprint;
 pub use file::{SSD_LAYOUT_VERSION, cache_path};
 pub use geometry::Geometry;
 pub use index::IndexView;
+pub(crate) use index::IndexWatch;
 pub use io::{Completion, Direction, Io, Operation};
 pub use options::{Backend, StoreOptions};
 pub use reader::{ReadOutcome, ReadStart, ReadTarget};

@@ -19,6 +19,11 @@ pub trait ReadTarget: Send {
     /// Take `bytes` of part `part` from `offset` on. Called in order. They may be wrong: they count only once the read
     /// has ended with [`ReadOutcome::Whole`].
     fn put(&mut self, part: usize, offset: usize, bytes: &[u8]);
+
+    /// All bytes of a part were put, and have this checksum, as they should.
+    fn end_part(&mut self, part: usize, checksum: u64) {
+        let _unused = (part, checksum);
+    }
 }
 
 /// What became of a read that was to be started.
@@ -92,6 +97,9 @@ impl Payload {
             if self.hasher.finish() != part.checksum {
                 return false;
             }
+            if let Some(target) = target {
+                target.end_part(self.part, part.checksum);
+            }
             self.part += 1;
             self.offset = 0;
             self.hasher = PartHasher::new(self.part as u32);
@@ -110,7 +118,7 @@ impl<T: ReadTarget> Store<T> {
         let index = self.index.read();
         let epoch = index.epochs.of(&id.fingerprint);
         let tag = id.tag(epoch);
-        let Some(located) = index.places.get(&tag).copied() else { return ReadStart::Miss(target) };
+        let Some(located) = index.place(tag) else { return ReadStart::Miss(target) };
         drop(index);
         let member = &self.members[usize::from(located.member)];
         if member.reads_off || self.is_forked() {

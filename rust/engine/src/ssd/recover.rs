@@ -136,11 +136,11 @@ impl<T: ReadTarget> Store<T> {
         let mut index = self.index.write();
         for entry in &filling.entries {
             let located = Located { member, zone, start: entry.start, blocks: entry.blocks };
-            let newer = index.places.get(&entry.tag).is_none_or(|other| {
+            let newer = index.place(entry.tag).is_none_or(|other| {
                 self.members[usize::from(other.member)].zones[other.zone as usize].sequence <= sequence
             });
             if newer {
-                index.places.insert(entry.tag, located);
+                index.insert(entry.tag, located);
             }
         }
         drop(index);

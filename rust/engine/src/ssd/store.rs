@@ -90,6 +90,13 @@ impl<T: ReadTarget> Store<T> {
         self.index.clone()
     }
 
+    /// Which files these are: what was forgotten in others was not in them.
+    pub(crate) fn identity(&self) -> u64 {
+        let open = self.members.iter().filter(|member| !member.reads_off);
+        let ids: Vec<u8> = open.flat_map(|member| member.superblock.cache_id.to_le_bytes()).collect();
+        xxhash_rust::xxh3::xxh3_64(&ids)
+    }
+
     /// What was done so far.
     pub fn counters(&self) -> Counters {
         self.counters
@@ -103,6 +110,11 @@ impl<T: ReadTarget> Store<T> {
     /// Whether no directory takes reads any more.
     pub fn is_off(&self) -> bool {
         self.members.iter().all(|member| member.reads_off)
+    }
+
+    /// Whether no directory takes writes any more.
+    pub fn is_read_only(&self) -> bool {
+        self.members.iter().all(|member| member.writes_off)
     }
 
     /// A child of the process that opened it shares its locks and its ring, and must use neither.

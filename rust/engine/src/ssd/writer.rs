@@ -55,7 +55,7 @@ impl<T: ReadTarget> Store<T> {
     pub fn write(&mut self, record: &Record<'_>) -> WriteStart {
         let epoch = self.index.epoch(&record.id.fingerprint);
         let tag = record.id.tag(epoch);
-        if self.pending_tags.contains(&tag) || self.index.read().places.contains_key(&tag) {
+        if self.pending_tags.contains(&tag) || self.index.read().place(tag).is_some() {
             return WriteStart::Present;
         }
         if self.is_forked() {
@@ -234,13 +234,9 @@ impl<T: ReadTarget> Store<T> {
         emptied.sequence = 0;
         let tags = std::mem::take(&mut emptied.tags);
         let mut index = self.index.write();
-        let before = index.places.len();
-        for tag in &tags {
-            if index.places.get(tag).is_some_and(|place| place.member == member && place.zone == zone) {
-                index.places.remove(tag);
-            }
-        }
-        self.counters.records_evicted += (before - index.places.len()) as u64;
+        let here = |place: &Located| place.member == member && place.zone == zone;
+        let evicted = tags.iter().filter(|tag| index.remove_if(**tag, here)).count();
+        self.counters.records_evicted += evicted as u64;
         self.counters.zones_evicted += 1;
     }
 
@@ -324,7 +320,7 @@ impl<T: ReadTarget> Store<T> {
             self.events.push(Event::Lost(ticket));
         } else {
             self.counters.records_written += 1;
-            self.index.write().places.insert(pending.tag, pending.located);
+            self.index.write().insert(pending.tag, pending.located);
             self.events.push(Event::Written(ticket));
         }
         self.pending.remove(&ticket);

@@ -2,13 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+use pegaflow_engine::tier::TierState;
 use pegaflow_engine::{admin, names};
 
 use crate::forge::Forge;
 use crate::kill::blocks::{MAIN, POOL_NAME, namespace};
 use crate::kill::settled::assert_nothing_lost;
+use crate::kill::tier;
 
 use super::survivor::Survivor;
+
+/// Namespace of those who die at points of the SSD tier.
+const TIER_SPACE: u8 = 77;
 
 pub struct Home {
     pub dir: PathBuf,
@@ -37,6 +42,21 @@ impl Home {
         self.survivor.get_or_insert_with(|| Survivor::latecomer(&self.dir))
     }
 
+    /// If somebody died at a point of the SSD tier: the next one serves, forgets, and nothing of the dead is left.
+    pub fn check_tier(&mut self, points: &[&str]) {
+        if !points.iter().any(|point| point.starts_with("ssd.")) {
+            return;
+        }
+        let dir = self.dir.clone();
+        let survivor = self.survivor();
+        let ns = namespace(&survivor.pool, TIER_SPACE);
+        tier::serve(&survivor.pool, &dir);
+        survivor.pool.use_ssd(ns).unwrap();
+        tier::until("serving", || tier::state(&survivor.pool) == TierState::Serving);
+        survivor.pool.reset(ns).unwrap();
+        survivor.assert_sound(false, points[0]);
+    }
+
     /// All have left; who comes then finds no byte changed and no slot lost.
     pub fn finish(mut self) {
         self.attend(false);
@@ -55,5 +75,6 @@ impl Home {
         let path = names::pool_dir(&self.dir, nix::unistd::geteuid().as_raw(), POOL_NAME);
         admin::remove(&path, false).unwrap();
         std::fs::remove_dir(&self.dir).expect("no file of the pool is left");
+        let _none = std::fs::remove_dir_all(tier::ssd_dir(&self.dir));
     }
 }

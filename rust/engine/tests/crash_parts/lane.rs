@@ -41,16 +41,19 @@ pub struct Lane {
     pub tally: Tally,
 }
 
-/// Points at which a pool is made or removed, or for which it has to be almost full of blocks of one namespace: each
+/// Points at which a pool is made or removed, or that have to do with files on SSD, or for which it has to be almost full of blocks of one namespace: each
 /// time in a directory of its own.
 pub fn has_its_own_pool(point: &str) -> bool {
     let moves = ["retire.copied", "retire.moving", "retire.linked", "retire.sealed"];
-    point.starts_with("create.") || point.starts_with("remove.") || moves.contains(&point)
+    let own = ["create.", "remove.", "ssd."];
+    own.iter().any(|family| point.starts_with(family)) || moves.contains(&point)
 }
 
-/// Of two creators only one gives the pool its name.
+/// Of two creators only one gives the pool, or its tier's file, its name.
 pub fn is_possible(first: &str, second: &str) -> bool {
-    (first, second) != ("create.linked", "create.linked")
+    let makes_file = ["ssd.file_made", "ssd.linked"].contains(&second);
+    let file_is_there = first.starts_with("ssd.") && first != "ssd.file_made";
+    (first, second) != ("create.linked", "create.linked") && !(makes_file && file_is_there)
 }
 
 impl Lane {
@@ -139,6 +142,7 @@ impl Lane {
             let died = self.die(&home, point);
             if died {
                 self.check(&mut home, &[point], point);
+                home.check_tier(&[point]);
             }
             home.remove();
             if died {
@@ -227,6 +231,7 @@ impl Lane {
             };
             if met {
                 self.check(&mut home, &[first, second], &format!("{first}, {second}"));
+                home.check_tier(&[first, second]);
                 home.remove();
                 return;
             }

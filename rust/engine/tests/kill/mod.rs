@@ -11,4 +11,5 @@ pub mod records;
 pub mod report;
 pub mod settled;
 pub mod stopwatch;
+pub mod tier;
 pub mod values;

@@ -29,6 +29,8 @@ mod hold;
 mod hostile;
 #[path = "hostile.rs"]
 mod hostile_inputs;
+#[path = "../kill/tier.rs"]
+mod kill_tier;
 #[path = "lost_lock.rs"]
 mod lost_lock;
 #[path = "model.rs"]
@@ -55,6 +57,8 @@ mod resets;
 mod ssd;
 #[path = "../kill/stopwatch.rs"]
 mod stopwatch;
+#[path = "tier.rs"]
+mod tier;
 #[path = "../kill/values.rs"]
 mod values;
 
@@ -97,6 +101,7 @@ fn run(role: &str, dir: &Path, rest: &[&str]) -> ExitCode {
         "lead" => hold::lead(dir),
         "model" => model::run(dir),
         "ssd" => ssd::run(dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
+        "tier" => tier::run(dir, rest[0].parse().unwrap()),
         other => panic!("no role {other}"),
     }
     ExitCode::SUCCESS

@@ -1,0 +1,351 @@
+//! The leader's side of requests: blocks are read once however many ask for them, published in the order of their
+//! chain, and held until their askers have taken leases of their own.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::board::{Asking, Step, Wish};
+use super::counters::Counter;
+use super::resets::{Known, KnownNamespaces, Served};
+use super::segment::Segment;
+use super::slots::SlotTarget;
+use crate::key::{BlockRef, Key};
+use crate::limits::{SSD_HELD_BYTES_MAX, SSD_HELD_MAX};
+use crate::shm::core::Core;
+use crate::shm::namespace::Namespace;
+use crate::shm::rows::load4;
+use crate::ssd::{ReadOutcome, ReadStart, RecordId, Store, Ticket};
+use crate::sync::Acquire;
+
+/// How often the board is looked at although nobody said that he asked: for entries of the dead.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+
+/// A block that is being read, or that was and waits for its turn to be published.
+struct Job {
+    block: BlockRef,
+    ticket: Ticket,
+    loaded: bool,
+    /// Requests that wait for it.
+    wanted: usize,
+    bytes: u64,
+}
+
+/// One request that is not over.
+struct Request {
+    asking: Asking,
+    wish: Wish,
+    known: Known,
+    since: Instant,
+    /// Keys before this are held or left out.
+    cursor: usize,
+    /// Keys before this were looked at, and are in memory or being read, or were not to be had.
+    looked: usize,
+    held: Vec<BlockRef>,
+    /// Jobs it waits for.
+    attached: Vec<(Key, Ticket)>,
+    /// Nothing more will be found.
+    answered: bool,
+}
+
+/// How a look at one key ended.
+enum Look {
+    Next,
+    /// Try again in another round.
+    Wait,
+    /// The key is nowhere.
+    Absent,
+}
+
+/// All requests that the leader is at.
+pub(crate) struct Requests {
+    open: Vec<Request>,
+    jobs: HashMap<(Namespace, Key), Job>,
+    tickets: HashMap<Ticket, (Namespace, Key)>,
+    held_bytes: u64,
+    held_bytes_max: u64,
+    asked: u64,
+    /// What a dead leader had taken is taken again.
+    again: bool,
+    looked_at: Instant,
+}
+
+/// What the leader works with.
+struct Tools<'a> {
+    core: &'a Arc<Core>,
+    segment: &'a Segment,
+    store: &'a mut Store<SlotTarget>,
+}
+
+impl Requests {
+    pub(crate) fn new(core: &Core) -> Self {
+        let held_bytes_max = (core.control.geometry().pool_bytes / 4).min(SSD_HELD_BYTES_MAX);
+        let (open, jobs, tickets) = (Vec::new(), HashMap::new(), HashMap::new());
+        let looked_at = Instant::now();
+        Self { open, jobs, tickets, held_bytes: 0, held_bytes_max, asked: 0, again: true, looked_at }
+    }
+
+    /// Blocks that are being read.
+    pub(crate) fn reads(&self) -> usize {
+        self.tickets.len()
+    }
+
+    /// Bytes that were asked for and are not in memory yet, as far as is known.
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        let left = |request: &Request| (request.wish.keys.len() - request.cursor) as u64 * request.known.block_bytes;
+        self.open.iter().filter(|request| !request.answered).map(left).sum()
+    }
+
+    /// Take what is new on the board, and go on with what is open. Whether there was anything to do.
+    pub(crate) fn round(
+        &mut self,
+        core: &Arc<Core>,
+        segment: &Segment,
+        known: &mut KnownNamespaces,
+        store: &mut Store<SlotTarget>,
+    ) -> bool {
+        let mut busy = self.take_new(core, segment, known);
+        let mut tools = Tools { core, segment, store };
+        let mut open = std::mem::take(&mut self.open);
+        open.retain_mut(|request| {
+            let before = (request.cursor, request.looked, request.answered);
+            let stays = self.step(request, &mut tools);
+            busy |= !stays || before != (request.cursor, request.looked, request.answered);
+            stays
+        });
+        self.open = open;
+        busy
+    }
+
+    fn take_new(&mut self, core: &Core, segment: &Segment, known: &mut KnownNamespaces) -> bool {
+        let asked = segment.header().asked.load(Acquire);
+        if self.looked_at.elapsed() >= LOOK_PAUSE {
+            self.looked_at = Instant::now();
+            segment.free_entries_of_dead(core);
+        } else if asked == self.asked && !self.again {
+            return false;
+        }
+        self.asked = asked;
+        let taken = segment.take_asked(std::mem::take(&mut self.again));
+        let busy = !taken.is_empty();
+        for (asking, wish) in taken {
+            segment.header().add(Counter::Requests, 1);
+            let Some(known) = known.get(core, wish.namespace).cloned() else {
+                segment.answer(asking, 0);
+                continue;
+            };
+            let mut wish = wish;
+            // One request alone may not take all that may be held.
+            let keys_max = (self.held_bytes_max / 2 / known.block_bytes.max(1)).max(1);
+            wish.keys.truncate(usize::try_from(keys_max).unwrap_or(usize::MAX));
+            let (held, attached) = (Vec::new(), Vec::new());
+            let (since, cursor, looked, answered) = (Instant::now(), 0, 0, false);
+            self.open.push(Request { asking, wish, known, since, cursor, looked, held, attached, answered });
+        }
+        busy
+    }
+
+    /// Go on with one request. `false`: it is over.
+    fn step(&mut self, request: &mut Request, tools: &mut Tools<'_>) -> bool {
+        let step = tools.segment.step_of(request.asking);
+        let late = request.since.elapsed() > SSD_HELD_MAX;
+        if request.answered {
+            let stays = step == Some(Step::Answered) && !late;
+            if !stays {
+                self.let_go(request, tools);
+            }
+            return stays;
+        }
+        if step != Some(Step::Taken) {
+            // Nobody waits for it: what is on its way still comes into memory, in order.
+            request.wish.keys.truncate(request.looked);
+        }
+        let served = tools.segment.served(tools.core, request.wish.namespace, &request.known.origin);
+        let Some(served) = served.filter(|_| !late) else {
+            return self.answer(request, tools);
+        };
+        let waits = self.look_ahead(request, &served, tools);
+        self.advance(request, &served, tools);
+        let starved = waits && request.attached.is_empty() && !request.held.is_empty() && !self.has_room(request);
+        if request.cursor >= request.wish.keys.len() || starved {
+            return self.answer(request, tools);
+        }
+        true
+    }
+
+    /// `true`: it stays until its blocks are leased by who asked.
+    fn answer(&mut self, request: &mut Request, tools: &Tools<'_>) -> bool {
+        let waited = request.since.elapsed().as_millis() as u64;
+        tools.segment.header().raise(Counter::ReadWaitMsMax, waited);
+        request.answered = true;
+        let wanted = tools.segment.answer(request.asking, request.held.len());
+        if !wanted {
+            self.let_go(request, tools);
+        }
+        wanted
+    }
+
+    fn has_room(&self, request: &Request) -> bool {
+        self.held_bytes == 0 || self.held_bytes + request.known.block_bytes <= self.held_bytes_max
+    }
+
+    /// Start reads of keys that are not in memory. Whether some key has to wait for room.
+    fn look_ahead(&mut self, request: &mut Request, served: &Served, tools: &mut Tools<'_>) -> bool {
+        while let Some(key) = request.wish.keys.get(request.looked).copied() {
+            match self.look(request, &key, served, tools) {
+                Look::Next => request.looked += 1,
+                Look::Wait => return true,
+                // A chain ends at its first gap.
+                Look::Absent if request.wish.chained => request.wish.keys.truncate(request.looked),
+                Look::Absent => request.looked += 1,
+            }
+        }
+        false
+    }
+
+    fn look(&mut self, request: &mut Request, key: &Key, served: &Served, tools: &mut Tools<'_>) -> Look {
+        if let Some(job) = self.jobs.get_mut(&(request.wish.namespace, *key)) {
+            job.wanted += 1;
+            request.attached.push((*key, job.ticket));
+            tools.segment.header().add(Counter::ReadJoined, 1);
+            return Look::Next;
+        }
+        if tools.core.find(&served.identity, key).is_some() {
+            return Look::Next;
+        }
+        let (fingerprint, group) = (request.known.fingerprint, request.known.origin.group);
+        let id = RecordId { fingerprint, group, key: *key };
+        if !tools.store.view().contains(&id) {
+            return Look::Absent;
+        }
+        if !self.has_room(request) {
+            return Look::Wait;
+        }
+        let before = request.looked.checked_sub(1).and_then(|before| request.wish.keys.get(before).copied());
+        let parent = if request.wish.chained { before.or(request.wish.parent) } else { None };
+        let reserved = tools.core.reserve(request.wish.namespace, &[*key], Some(&[parent]), true);
+        let Ok(Some((_, block))) = reserved.map(|reserved| reserved.first().copied()) else { return Look::Wait };
+        if !is_of(tools.core, block, served) {
+            // Reset meanwhile: the files have not forgotten yet.
+            tools.core.abort(&[block]);
+            return Look::Wait;
+        }
+        self.read(request, id, block, tools)
+    }
+
+    fn read(&mut self, request: &mut Request, id: RecordId, block: BlockRef, tools: &mut Tools<'_>) -> Look {
+        let target = SlotTarget { core: Arc::clone(tools.core), block };
+        let look = match tools.store.read(&id, &request.known.part_bytes, target) {
+            ReadStart::Started(ticket) => {
+                let bytes = request.known.block_bytes;
+                let name = (request.wish.namespace, id.key);
+                self.jobs.insert(name, Job { block, ticket, loaded: false, wanted: 1, bytes });
+                self.tickets.insert(ticket, name);
+                self.held_bytes += bytes;
+                request.attached.push((id.key, ticket));
+                crate::crash_point::pass("ssd.reading");
+                return Look::Next;
+            }
+            ReadStart::Busy(_) | ReadStart::Already(..) => Look::Wait,
+            ReadStart::Miss(_) => {
+                // Of a directory that is off, or with other sizes: no more hints of it.
+                tools.segment.unhint(id.tag(tools.store.view().epoch(&id.fingerprint)));
+                tools.segment.header().add(Counter::ReadMissed, 1);
+                Look::Absent
+            }
+        };
+        tools.core.abort(&[block]);
+        look
+    }
+
+    /// Hold what is in memory, in order, publishing what was read when its turn comes.
+    fn advance(&mut self, request: &mut Request, served: &Served, tools: &mut Tools<'_>) {
+        while request.cursor < request.looked.min(request.wish.keys.len()) {
+            let key = request.wish.keys[request.cursor];
+            let name = (request.wish.namespace, key);
+            match self.jobs.get(&name) {
+                Some(job) if !job.loaded => return,
+                Some(_) => self.publish(name, tools.core, tools.segment),
+                None => {}
+            }
+            let found = tools.core.find(&served.identity, &key).filter(|block| tools.core.pin(*block));
+            match found {
+                Some(block) => {
+                    request.held.push(block);
+                    self.held_bytes += request.known.block_bytes;
+                    tools.segment.note_found(request.asking, request.held.len());
+                }
+                // Evicted again, or not right on disk.
+                None if request.wish.chained => return request.wish.keys.truncate(request.cursor),
+                None => {}
+            }
+            request.cursor += 1;
+            request.attached.retain(|(attached, _)| *attached != key);
+        }
+    }
+
+    /// Publish a block that was read.
+    fn publish(&mut self, name: (Namespace, Key), core: &Core, segment: &Segment) {
+        let Some(job) = self.jobs.remove(&name) else { return };
+        self.held_bytes = self.held_bytes.saturating_sub(job.bytes);
+        crate::crash_point::pass("ssd.loaded");
+        if core.publish(&[job.block]) == 0 {
+            segment.header().add(Counter::ReadDropped, 1);
+        }
+    }
+
+    /// A read has ended.
+    pub(crate) fn read_ended(&mut self, core: &Core, segment: &Segment, ticket: Ticket, outcome: ReadOutcome) {
+        let Some(name) = self.tickets.remove(&ticket) else { return };
+        let Some(job) = self.jobs.get_mut(&name) else { return };
+        if outcome == ReadOutcome::Whole {
+            job.loaded = true;
+            if job.wanted == 0 {
+                self.publish(name, core, segment);
+            }
+            return;
+        }
+        core.abort(&[job.block]);
+        self.held_bytes = self.held_bytes.saturating_sub(job.bytes);
+        self.jobs.remove(&name);
+    }
+
+    /// Give up what a request holds. Blocks that nobody waits for any more are published as they come.
+    fn let_go(&mut self, request: &mut Request, tools: &Tools<'_>) {
+        self.unhold(request, tools.core);
+        for (key, ticket) in request.attached.drain(..) {
+            let name = (request.wish.namespace, key);
+            let Some(job) = self.jobs.get_mut(&name).filter(|job| job.ticket == ticket) else { continue };
+            job.wanted = job.wanted.saturating_sub(1);
+            if job.wanted == 0 && job.loaded {
+                self.publish(name, tools.core, tools.segment);
+            }
+        }
+    }
+
+    fn unhold(&mut self, request: &mut Request, core: &Core) {
+        for block in request.held.drain(..) {
+            self.held_bytes = self.held_bytes.saturating_sub(request.known.block_bytes);
+            if let Err(error) = core.unpin(block) {
+                log::error!("pegaflow: {error}");
+            }
+        }
+    }
+
+    /// No store is there any more: answer everything with what is held, give back what was reserved.
+    pub(crate) fn end_all(&mut self, core: &Core, segment: &Segment) {
+        for job in std::mem::take(&mut self.jobs).into_values() {
+            core.abort(&[job.block]);
+        }
+        self.tickets.clear();
+        for mut request in std::mem::take(&mut self.open) {
+            segment.answer(request.asking, request.held.len());
+            self.unhold(&mut request, core);
+        }
+    }
+}
+
+/// Whether a reserved block is of the epoch that is served.
+fn is_of(core: &Core, block: BlockRef, served: &Served) -> bool {
+    core.control.slot(block.slot()).is_some_and(|header| load4(&header.fingerprint) == served.identity.fingerprint)
+}

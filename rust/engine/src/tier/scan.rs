@@ -1,0 +1,158 @@
+//! Which blocks are worth writing: a pass over the stamps, a bounded part of it in each round.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use super::options::Admission;
+use super::segment::Segment;
+use crate::key::BlockRef;
+use crate::limits::{SSD_SAMPLES_MAX, SSD_SCAN_PAUSE, SSD_SCAN_SLOTS_MAX};
+use crate::shm::core::Core;
+use crate::shm::extent::{Extent, ExtentState};
+use crate::shm::namespace::Namespace;
+use crate::shm::recency::tick_of;
+use crate::shm::state::{SlotState, State};
+use crate::sync::{Acquire, Relaxed};
+
+/// Of a namespace's blocks, one in so many is old.
+const OLD_SHARE: usize = 8;
+
+/// What was seen in a slot.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    stamp: u64,
+    generation: u32,
+    /// It was handed on.
+    chosen: bool,
+}
+
+/// Stamps of one namespace in this pass.
+#[derive(Default)]
+struct Samples {
+    ticks: Vec<u64>,
+    blocks: usize,
+}
+
+/// Where the pass is, and what earlier ones saw.
+pub(crate) struct Scan {
+    admission: Admission,
+    seen: Vec<Seen>,
+    extents: Vec<Extent>,
+    /// Extent and slot within it to go on with.
+    at: (usize, u32),
+    next_pass: Instant,
+    samples: HashMap<u32, Samples>,
+    /// Of each namespace: blocks up to this tick are next to be evicted.
+    old: HashMap<u32, u64>,
+}
+
+impl Scan {
+    pub(crate) fn new(core: &Core, admission: Admission) -> Self {
+        let seen = vec![Seen::default(); core.control.geometry().slots_max as usize];
+        let (extents, samples, old) = (Vec::new(), HashMap::new(), HashMap::new());
+        Self { admission, seen, extents, at: (0, 0), next_pass: Instant::now(), samples, old }
+    }
+
+    /// Go on. Hands blocks to `choose` until it says that it has enough.
+    pub(crate) fn round(&mut self, core: &Core, segment: &Segment, mut choose: impl FnMut(BlockRef) -> bool) {
+        if self.at.0 >= self.extents.len() {
+            if Instant::now() < self.next_pass {
+                return;
+            }
+            self.begin_pass(core, segment);
+        }
+        let mut left = SSD_SCAN_SLOTS_MAX;
+        while left > 0 {
+            let Some(extent) = self.extents.get(self.at.0) else { return self.end_pass(core) };
+            let (ns, slots) = (extent.namespace, extent.slots());
+            let slot = slots.start + self.at.1;
+            if slot >= slots.end {
+                self.at = (self.at.0 + 1, 0);
+                continue;
+            }
+            let before = self.seen.get(slot as usize).copied().unwrap_or_default();
+            if let Some(block) = self.look(core, ns, slot)
+                && !choose(block)
+            {
+                // Here it goes on.
+                self.seen[slot as usize] = before;
+                return;
+            }
+            self.at.1 += 1;
+            left -= 1;
+        }
+    }
+
+    fn begin_pass(&mut self, core: &Core, segment: &Segment) {
+        self.next_pass = Instant::now() + SSD_SCAN_PAUSE;
+        self.at = (0, 0);
+        self.extents = core.all_extents();
+        self.extents.retain(|extent| {
+            let origin = core.origin_of(Namespace(extent.namespace));
+            extent.state == ExtentState::Ready && origin.is_some_and(|origin| segment.is_used(origin.first))
+        });
+        self.samples.clear();
+    }
+
+    /// What is old in the next pass.
+    fn end_pass(&mut self, core: &Core) {
+        self.old.clear();
+        for (ns, samples) in &mut self.samples {
+            let own: Vec<Extent> = self.extents.iter().filter(|extent| extent.namespace == *ns).cloned().collect();
+            let slots = own.iter().map(|extent| u64::from(extent.slot_count)).sum::<u64>();
+            let is_full = core.count_free_hints(&own) < slots / OLD_SHARE as u64;
+            if !is_full || core.may_grow(Namespace(*ns)) || samples.ticks.is_empty() {
+                continue;
+            }
+            let rank = samples.ticks.len() / OLD_SHARE;
+            let (_, tick, _) = samples.ticks.select_nth_unstable(rank);
+            self.old.insert(*ns, *tick);
+        }
+    }
+
+    fn sample(&mut self, ns: u32, tick: u64) {
+        let samples = self.samples.entry(ns).or_default();
+        samples.blocks += 1;
+        if samples.ticks.len() < SSD_SAMPLES_MAX {
+            samples.ticks.push(tick);
+        } else {
+            // Each later block takes the place of some earlier one, fewer and fewer of them.
+            let place = tick.wrapping_mul(0x9E37_79B9_7F4A_7C15) as usize % samples.blocks;
+            if let Some(sample) = samples.ticks.get_mut(place) {
+                *sample = tick;
+            }
+        }
+    }
+
+    /// The block in `slot`, if it is to be written.
+    fn look(&mut self, core: &Core, ns: u32, slot: u32) -> Option<BlockRef> {
+        let stamp = core.control.slot(slot).map(|_| core.control.stamp(slot).load(Relaxed))?;
+        let seen = *self.seen.get(slot as usize)?;
+        if stamp == 0 {
+            self.seen[slot as usize].stamp = 0;
+            return None;
+        }
+        let tick = tick_of(stamp);
+        self.sample(ns, tick);
+        let old = self.old.get(&ns).is_some_and(|old| tick <= *old);
+        if stamp == seen.stamp && (seen.chosen || !old) {
+            return None;
+        }
+        let state = SlotState::decode(core.control.slot(slot)?.state.load(Acquire))?;
+        if state.state != State::Sealed {
+            return None;
+        }
+        let again = seen.stamp != 0 && seen.generation == state.generation;
+        let touched = again && tick > tick_of(seen.stamp);
+        let wanted = old || touched || self.admission == Admission::All;
+        self.seen[slot as usize] = Seen { stamp, generation: state.generation, chosen: wanted };
+        wanted.then(|| state.block(slot))
+    }
+
+    /// A block that was chosen could not be taken: it is looked at again in the next pass.
+    pub(crate) fn unchoose(&mut self, block: BlockRef) {
+        if let Some(seen) = self.seen.get_mut(block.slot() as usize) {
+            *seen = Seen::default();
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! A pool and its tier on fake disks: what is written comes back equal, is read once, and never after a reset; dead
+//! disks are in nobody's way.
+
+use std::time::Duration;
+
+use super::fake_pool::{Life, key, keys, until};
+use super::{Admission, Tier, TierState};
+use crate::ErrorKind;
+use crate::limits::SSD_REQUESTS_MAX;
+use crate::ssd::fake_block::Fixture;
+use crate::ssd::fake_disk::Faults;
+
+/// Slots of a pool that is soon full.
+const FEW: u64 = 64;
+const LATE: Faults = Faults { late: 90, short: 0, read_error: 0, write_error: 0, full: false, hang: false };
+
+fn spilled(fixture: &Fixture, chain: &[crate::Key], slots: u64) -> Life {
+    let life = Life::new(fixture, Admission::All, slots);
+    life.until_serving();
+    life.store_all(chain, 1);
+    until("writing", || life.count("records") as usize >= chain.len());
+    life
+}
+
+#[test]
+fn evicted_blocks_come_back_from_ssd_with_equal_bytes() {
+    let (fixture, chain, mut others) = (Fixture::new(2, 1), keys(0..20), 1000);
+    let life = spilled(&fixture, &chain, FEW);
+    let all_in_memory = life.pool.tiers(life.ns, &chain).unwrap();
+    assert!(all_in_memory.iter().all(|tier| *tier == Tier::Memory));
+    life.push_out(&chain, &mut others);
+    assert_eq!(life.on_ssd(&chain), chain.len());
+    assert_eq!(life.fetch(&chain), Some(chain.len()));
+    assert_eq!(life.check(&chain, |_, nonce| nonce == 1), chain.len());
+    assert_eq!(life.count("read_blocks"), chain.len() as u64);
+    life.assert_clean();
+}
+
+#[test]
+fn a_new_pool_finds_everything_on_disk() {
+    let (fixture, chain) = (Fixture::new(2, 2), keys(0..30));
+    drop(spilled(&fixture, &chain, FEW));
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    assert_eq!(life.on_ssd(&chain), chain.len());
+    assert_eq!(life.fetch(&chain), Some(chain.len()));
+    assert_eq!(life.check(&chain, |_, nonce| nonce == 1), chain.len());
+    assert_eq!(life.count("spilled_blocks"), 0, "they are there already");
+}
+
+#[test]
+fn blocks_in_memory_between_blocks_on_ssd_make_one_prefix() {
+    let (fixture, chain) = (Fixture::new(1, 3), keys(0..12));
+    drop(spilled(&fixture, &chain, FEW));
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    life.store_all(&chain[..4], 1);
+    assert_eq!(life.fetch(&chain[..8]), Some(8));
+    assert_eq!(life.check(&chain, |_, nonce| nonce == 1), 8);
+    assert_eq!(life.fetch(&chain), Some(12));
+    assert_eq!((life.count("read_blocks"), life.check(&chain, |_, nonce| nonce == 1)), (8, 12));
+    let beyond = [chain.clone(), keys(500..502)].concat();
+    assert_eq!(life.fetch(&beyond), Some(12), "a chain ends at its first gap");
+}
+
+#[test]
+fn blocks_without_parents_are_brought_one_by_one() {
+    let (fixture, chain) = (Fixture::new(1, 4), keys(0..6));
+    drop(spilled(&fixture, &chain, FEW));
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    let wanted = [chain[5], key(999), chain[2]];
+    let request = life.pool.prefetch(life.ns, &wanted, None, false).unwrap().unwrap();
+    until("an answer", || request.poll().is_some());
+    assert_eq!(request.poll(), Some(2));
+    assert_eq!(life.pool.contains(life.ns, &wanted).unwrap(), [true, false, true]);
+}
+
+#[test]
+fn two_requesters_cost_one_read() {
+    let (fixture, chain) = (Fixture::new(1, 5), keys(0..8));
+    drop(spilled(&fixture, &chain, FEW));
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    fixture.disk.set(Faults { hang: true, ..Faults::default() });
+    let ask = || life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    let requests = [ask(), ask(), ask()];
+    until("requests", || life.count("requests") == 3 && life.count("read_joined") >= 2 * chain.len() as u64);
+    fixture.disk.set(Faults::default());
+    for request in &requests {
+        until("an answer", || request.poll().is_some());
+        assert_eq!(request.poll(), Some(chain.len()));
+    }
+    assert_eq!(life.count("read_blocks"), chain.len() as u64);
+    drop(requests);
+    life.assert_clean();
+}
+
+#[test]
+fn what_nobody_waits_for_any_more_comes_into_memory_all_the_same() {
+    let (fixture, chain) = (Fixture::new(1, 6), keys(0..16));
+    drop(spilled(&fixture, &chain, FEW));
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    // From here on there are slots.
+    life.store_all(&keys(500..501), 1);
+    fixture.disk.set(Faults { hang: true, ..Faults::default() });
+    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    until("queued bytes", || life.count("queued_bytes") > 0);
+    drop(request);
+    std::thread::sleep(Duration::from_millis(5));
+    fixture.disk.set(LATE);
+    until("blocks in memory", || life.pool.lookup(life.ns, &chain, 0).unwrap() > 0);
+    life.assert_clean();
+    life.check(&chain, |_, nonce| nonce == 1);
+}
+
+#[test]
+fn a_full_board_is_a_miss_at_once_and_has_room_again() {
+    let (fixture, chain) = (Fixture::new(1, 7), keys(0..4));
+    drop(spilled(&fixture, &chain, FEW));
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    let ask = || life.pool.prefetch(life.ns, &chain, None, true).unwrap();
+    let requests: Vec<_> = (0..SSD_REQUESTS_MAX).map(|_| ask().unwrap()).collect();
+    assert!(ask().is_none());
+    assert_eq!(life.count("requests_refused"), 1);
+    drop(requests);
+    assert_eq!(life.fetch(&chain), Some(4));
+    life.assert_clean();
+}
+
+#[test]
+fn without_a_leader_nothing_is_on_ssd_and_nobody_waits() {
+    let (fixture, chain) = (Fixture::new(1, 8), keys(0..4));
+    let life = spilled(&fixture, &chain, FEW);
+    life.push_out(&chain, &mut 1000);
+    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    life.pool.core().tier.stop("p");
+    assert_eq!(life.state(), TierState::None);
+    assert!(request.poll().is_some());
+    assert_eq!(life.on_ssd(&chain), 0);
+    assert!(life.pool.prefetch(life.ns, &chain, None, true).unwrap().is_none());
+    assert!(life.pool.ssd_read_seconds(1).unwrap().is_none());
+}
+
+#[test]
+fn only_blocks_that_were_used_again_or_are_next_to_go_are_written() {
+    let fixture = Fixture::new(1, 9);
+    let life = Life::new(&fixture, Admission::SecondTouch, 4 * FEW);
+    life.until_serving();
+    let (hot, cold) = (keys(0..3), keys(100..110));
+    for chain in [&hot, &cold] {
+        chain.iter().for_each(|key| life.store_all(&[*key], 1));
+    }
+    until("writing", || {
+        for key in &hot {
+            life.pool.touch(life.ns, &[*key]).unwrap();
+        }
+        life.count("records") == 3
+    });
+    // Full, but nothing has to go yet.
+    for number in 1000..1000 + 4 * FEW - 14 {
+        life.store_all(&[key(number)], 1);
+    }
+    until("writing of those that are next to go", || life.count("records") > 3);
+    let all = [hot, cold].concat();
+    assert!(life.pool.contains(life.ns, &all).unwrap().iter().all(|present| *present));
+}
+
+#[test]
+fn a_dead_disk_turns_the_tier_off_and_saves_and_loads_go_on() {
+    for (seed, faults) in [
+        (10, Faults { read_error: 100, write_error: 100, ..Faults::default() }),
+        (11, Faults { hang: true, ..Faults::default() }),
+    ] {
+        let mut fixture = Fixture::new(1, seed);
+        fixture.options.hang_max = Duration::from_millis(300);
+        let (chain, fresh) = (keys(0..20), keys(50..60));
+        let life = spilled(&fixture, &chain, FEW);
+        life.push_out(&chain, &mut 1000);
+        fixture.disk.set(faults);
+        let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+        life.store_all(&fresh, 2);
+        assert_eq!(life.check(&fresh, |_, nonce| nonce == 2), fresh.len());
+        until("an answer", || request.poll().is_some());
+        until("the end of the tier", || {
+            drop(life.pool.prefetch(life.ns, &chain, None, true).unwrap());
+            life.state() == TierState::Off
+        });
+        assert_eq!(life.on_ssd(&chain), 0);
+        assert!(life.pool.prefetch(life.ns, &chain, None, true).unwrap().is_none());
+        assert!(life.pool.ssd_read_seconds(1).unwrap().is_none());
+        drop(request);
+        life.assert_clean();
+        assert_eq!(life.check(&fresh, |_, nonce| nonce == 2), fresh.len());
+        assert_eq!(life.pool.reset(life.ns).unwrap_err().kind(), ErrorKind::Busy, "the files could not forget");
+        assert_eq!(life.pool.lookup(life.ns, &fresh, 0).unwrap(), 0);
+    }
+}
+
+#[test]
+fn hanging_reads_are_not_worth_waiting_for_long_before_the_disk_is_given_up() {
+    let (fixture, chain) = (Fixture::new(1, 12), keys(0..4));
+    drop(spilled(&fixture, &chain, FEW));
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    assert!(life.pool.ssd_read_seconds(1 << 30).unwrap().unwrap() > 0.0);
+    fixture.disk.set(Faults { hang: true, ..Faults::default() });
+    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    until("doubts", || life.pool.ssd_read_seconds(1).unwrap().is_none());
+    assert_eq!((request.poll(), life.state()), (None, TierState::Serving));
+    fixture.disk.set(Faults::default());
+    until("an answer", || request.poll() == Some(4));
+    assert!(life.pool.ssd_read_seconds(1).unwrap().is_some());
+}
+
+#[test]
+fn what_was_reset_never_comes_back() {
+    let (fixture, chain) = (Fixture::new(2, 13), keys(0..16));
+    let life = spilled(&fixture, &chain, FEW);
+    life.pool.reset(life.ns).unwrap();
+    assert_eq!(life.on_ssd(&chain), 0);
+    assert_eq!(life.fetch(&chain), Some(0));
+    life.store_all(&chain[..5], 2);
+    until("writing", || life.count("spilled_blocks") as usize == chain.len() + 5);
+    drop(life);
+    fixture.disk.crash();
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    let found = life.fetch(&chain).unwrap();
+    assert!(found <= 5);
+    assert_eq!(life.check(&chain, |_, nonce| nonce == 2), found);
+}
+
+#[test]
+fn a_reset_while_blocks_are_being_read_is_not_undone_by_them() {
+    let (fixture, chain) = (Fixture::new(1, 14), keys(0..16));
+    drop(spilled(&fixture, &chain, FEW));
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    fixture.disk.set(LATE);
+    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    until("reads", || life.count("queued_bytes") > 0 || request.poll().is_some());
+    life.pool.reset(life.ns).unwrap();
+    until("an answer", || request.poll().is_some());
+    assert_eq!(life.pool.lookup(life.ns, &chain, 0).unwrap(), 0);
+    drop(request);
+    life.assert_clean();
+    assert_eq!(life.fetch(&chain), Some(0));
+}
+
+#[test]
+fn a_reset_that_the_last_leader_did_not_see_is_followed_by_the_next() {
+    let (fixture, chain) = (Fixture::new(1, 15), keys(0..8));
+    let life = spilled(&fixture, &chain, FEW);
+    life.pool.core().tier.stop("p");
+    // As if the process had died between both steps.
+    life.pool.core().reset(life.ns).unwrap();
+    let core = life.pool.core();
+    assert!(core.tier_segment().unwrap().forgotten(life.ns.id()) < 2);
+    let options = super::TierOptions { store: fixture.options.clone(), ..Default::default() };
+    let next = fixture.clone();
+    core.tier.allow_again();
+    life.pool.serve_ssd_from(options, Box::new(move || next.open_for())).unwrap();
+    life.until_serving();
+    assert_eq!(life.fetch(&chain), Some(0));
+    drop(life);
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    assert_eq!(life.fetch(&chain), Some(0), "not in another pool either");
+}
+
+#[test]
+fn namespaces_that_do_not_take_part_are_not_written() {
+    let fixture = Fixture::new(1, 16);
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    let other = life.pool.namespace(&[8; 32], 0, &super::fake_pool::PART_BYTES, "other").unwrap();
+    let mine = Life { pool: life.pool.clone(), ns: other };
+    mine.store_all(&keys(0..4), 1);
+    life.store_all(&keys(4..8), 1);
+    until("writing", || life.count("records") == 4);
+    assert_eq!(mine.on_ssd(&keys(0..4)), 0);
+    mine.pool.reset(other).unwrap();
+}
