@@ -114,7 +114,7 @@ FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-covera
     -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address -Ccodegen-units=1
 FUZZ_HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 
-fuzz:  ## Look for bytes that crash or hang the engine: make fuzz TARGET=pool SECONDS=600 (control, pool, objects, parsers)
+fuzz:  ## Look for bytes that crash or hang the engine: make fuzz TARGET=pool SECONDS=600 (control, pool, tier, objects, parsers)
 	@mkdir -p build/fuzz/$(TARGET)
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --locked --release --manifest-path fuzz/Cargo.toml \
 	    --target-dir target/fuzz --target $(FUZZ_HOST) --bin $(TARGET)

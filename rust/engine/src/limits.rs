@@ -190,8 +190,10 @@ pub const SSD_HELD_MAX: Duration = Duration::from_secs(10);
 pub const SSD_FORGET_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Slots that the search for blocks to write to SSD looks at in one round.
 pub const SSD_SCAN_SLOTS_MAX: usize = 1 << 16;
-/// Pause between two such passes over the pool.
-pub const SSD_SCAN_PAUSE: Duration = Duration::from_millis(500);
+/// Pause between two such passes over the pool at least.
+pub const SSD_SCAN_PAUSE: Duration = Duration::from_millis(50);
+/// The pause is so many times as long as what the pass took.
+pub const SSD_SCAN_REST: u32 = 50;
 /// Stamps of each namespace that are looked at to tell which blocks are old.
 pub const SSD_SAMPLES_MAX: usize = 1024;
 /// Blocks that wait to be written to SSD.

@@ -43,6 +43,11 @@ fn words_damaged_before_and_under_the_hands_of_a_process_do_it_no_harm() {
 }
 
 #[test]
+fn words_of_the_ssd_tier_damaged_under_the_hands_of_who_serves_and_asks_do_no_harm() {
+    survive("tier", 100);
+}
+
+#[test]
 fn damaged_values_are_errors_or_right() {
     survive("objects", 300);
 }

@@ -65,8 +65,7 @@ impl Store<Nowhere> {
     /// Read all records. `report` is told the bytes that were looked at and their total now and then, and says whether
     /// to go on; `None` if it did not. Blocks; recovery is over.
     pub fn check(&mut self, report: &mut dyn FnMut(u64, u64) -> bool) -> Option<Checked> {
-        let mut places: Vec<(u64, Located)> =
-            self.index.read().places.iter().map(|(tag, located)| (*tag, *located)).collect();
+        let mut places: Vec<(u64, Located)> = self.index.read().all().collect();
         places.sort_unstable_by_key(|(_, located)| (located.zone, located.start, located.member));
         let total = places.iter().map(|(_, located)| self.bytes_of(located)).sum();
         let (mut checked, mut done) = (Checked::default(), 0);
@@ -87,8 +86,8 @@ impl Store<Nowhere> {
         let used = self.members.iter().flat_map(|member| &member.zones).filter(|zone| zone.sequence > 0);
         Contents {
             zones_used: used.count() as u64,
-            records: index.places.len() as u64,
-            bytes: index.places.values().map(|located| self.bytes_of(located)).sum(),
+            records: index.all().count() as u64,
+            bytes: index.all().map(|(_, located)| self.bytes_of(&located)).sum(),
         }
     }
 

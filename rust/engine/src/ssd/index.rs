@@ -62,6 +62,11 @@ impl Index {
         self.places.get(&self.tag(id)).copied()
     }
 
+    /// Tags and places of all records.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, Located)> {
+        self.places.iter().map(|(tag, located)| (*tag, *located))
+    }
+
     pub(crate) fn place(&self, tag: u64) -> Option<Located> {
         self.places.get(&tag).copied()
     }

@@ -132,6 +132,10 @@ impl Session<'_> {
                 // Its slots are others' by now: nothing of the pool is touched any more.
                 return Ok(());
             }
+            if self.segment.header().leader.load(SeqCst) != self.core.me.encode() {
+                // Damaged: whoever took the lead waits for the files.
+                return self.close();
+            }
             begin_operation();
             let forgot = self.segment.follow_resets(self.core, &mut self.known, &mut self.store);
             if let Err(error) = forgot {

@@ -4,6 +4,7 @@
 //! disk; a block counts for the tier only while both are equal.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use super::counters::Counter;
 use super::segment::Segment;
@@ -29,16 +30,17 @@ pub(crate) struct KnownNamespaces(HashMap<u32, Known>);
 
 impl KnownNamespaces {
     pub(crate) fn get(&mut self, core: &Core, ns: Namespace) -> Option<&Known> {
-        if !self.0.contains_key(&ns.id()) {
-            let (origin, info) = (core.origin_of(ns)?, core.namespace_info(ns).ok()?);
-            let mut fingerprint = [0; 32];
-            for (piece, word) in fingerprint.chunks_exact_mut(8).zip(origin.fingerprint) {
-                piece.copy_from_slice(&word.to_le_bytes());
-            }
-            let block_bytes = info.part_bytes.iter().sum();
-            self.0.insert(ns.id(), Known { origin, fingerprint, part_bytes: info.part_bytes, block_bytes });
+        let place = match self.0.entry(ns.id()) {
+            Entry::Occupied(known) => return Some(known.into_mut()),
+            Entry::Vacant(place) => place,
+        };
+        let (origin, info) = (core.origin_of(ns)?, core.namespace_info(ns).ok()?);
+        let mut fingerprint = [0; 32];
+        for (piece, word) in fingerprint.chunks_exact_mut(8).zip(origin.fingerprint) {
+            piece.copy_from_slice(&word.to_le_bytes());
         }
-        self.0.get(&ns.id())
+        let block_bytes = info.part_bytes.iter().sum();
+        Some(place.insert(Known { origin, fingerprint, part_bytes: info.part_bytes, block_bytes }))
     }
 }
 

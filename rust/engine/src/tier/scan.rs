@@ -1,12 +1,12 @@
 //! Which blocks are worth writing: a pass over the stamps, a bounded part of it in each round.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::options::Admission;
 use super::segment::Segment;
 use crate::key::BlockRef;
-use crate::limits::{SSD_SAMPLES_MAX, SSD_SCAN_PAUSE, SSD_SCAN_SLOTS_MAX};
+use crate::limits::{SSD_SAMPLES_MAX, SSD_SCAN_PAUSE, SSD_SCAN_REST, SSD_SCAN_SLOTS_MAX};
 use crate::shm::core::Core;
 use crate::shm::extent::{Extent, ExtentState};
 use crate::shm::namespace::Namespace;
@@ -41,6 +41,8 @@ pub(crate) struct Scan {
     /// Extent and slot within it to go on with.
     at: (usize, u32),
     next_pass: Instant,
+    /// What this pass took so far.
+    spent: Duration,
     samples: HashMap<u32, Samples>,
     /// Of each namespace: blocks up to this tick are next to be evicted.
     old: HashMap<u32, u64>,
@@ -50,20 +52,29 @@ impl Scan {
     pub(crate) fn new(core: &Core, admission: Admission) -> Self {
         let seen = vec![Seen::default(); core.control.geometry().slots_max as usize];
         let (extents, samples, old) = (Vec::new(), HashMap::new(), HashMap::new());
-        Self { admission, seen, extents, at: (0, 0), next_pass: Instant::now(), samples, old }
+        Self { admission, seen, extents, at: (0, 0), next_pass: Instant::now(), spent: Duration::ZERO, samples, old }
     }
 
     /// Go on. Hands blocks to `choose` until it says that it has enough.
-    pub(crate) fn round(&mut self, core: &Core, segment: &Segment, mut choose: impl FnMut(BlockRef) -> bool) {
+    pub(crate) fn round(&mut self, core: &Core, segment: &Segment, choose: impl FnMut(BlockRef) -> bool) {
+        let started = Instant::now();
         if self.at.0 >= self.extents.len() {
-            if Instant::now() < self.next_pass {
+            if started < self.next_pass {
                 return;
             }
             self.begin_pass(core, segment);
         }
+        self.go_on(core, choose);
+        self.spent += started.elapsed();
+        if self.at.0 >= self.extents.len() {
+            self.end_pass(core);
+        }
+    }
+
+    fn go_on(&mut self, core: &Core, mut choose: impl FnMut(BlockRef) -> bool) {
         let mut left = SSD_SCAN_SLOTS_MAX;
         while left > 0 {
-            let Some(extent) = self.extents.get(self.at.0) else { return self.end_pass(core) };
+            let Some(extent) = self.extents.get(self.at.0) else { return };
             let (ns, slots) = (extent.namespace, extent.slots());
             let slot = slots.start + self.at.1;
             if slot >= slots.end {
@@ -84,8 +95,8 @@ impl Scan {
     }
 
     fn begin_pass(&mut self, core: &Core, segment: &Segment) {
-        self.next_pass = Instant::now() + SSD_SCAN_PAUSE;
         self.at = (0, 0);
+        self.spent = Duration::ZERO;
         self.extents = core.all_extents();
         self.extents.retain(|extent| {
             let origin = core.origin_of(Namespace(extent.namespace));
@@ -94,8 +105,9 @@ impl Scan {
         self.samples.clear();
     }
 
-    /// What is old in the next pass.
+    /// When the next pass begins, and what is old in it.
     fn end_pass(&mut self, core: &Core) {
+        self.next_pass = Instant::now() + SSD_SCAN_PAUSE.max(self.spent * SSD_SCAN_REST);
         self.old.clear();
         for (ns, samples) in &mut self.samples {
             let own: Vec<Extent> = self.extents.iter().filter(|extent| extent.namespace == *ns).cloned().collect();

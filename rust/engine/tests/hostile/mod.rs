@@ -9,16 +9,18 @@ pub mod files;
 pub mod objects;
 pub mod parsers;
 pub mod pool;
+pub mod tier;
 
 use std::path::Path;
 
 /// Names of the targets.
-pub const TARGETS: [&str; 4] = ["control", "pool", "objects", "parsers"];
+pub const TARGETS: [&str; 5] = ["control", "pool", "tier", "objects", "parsers"];
 
 /// What one target needs from input to input.
 pub enum Target {
     Control(control::Target),
     Pool(pool::Target),
+    Tier(tier::Target),
     Objects(objects::Target),
     Parsers,
 }
@@ -29,6 +31,7 @@ impl Target {
         match name {
             "control" => Self::Control(control::Target::new(dir)),
             "pool" => Self::Pool(pool::Target::new(dir)),
+            "tier" => Self::Tier(tier::Target::new(dir)),
             "objects" => Self::Objects(objects::Target::new(dir)),
             "parsers" => Self::Parsers,
             other => panic!("no target {other}: there are {TARGETS:?}"),
@@ -40,6 +43,7 @@ impl Target {
         match self {
             Self::Control(target) => target.run(data),
             Self::Pool(target) => target.run(data),
+            Self::Tier(target) => target.run(data),
             Self::Objects(target) => target.run(data),
             Self::Parsers => parsers::run(data),
         }

@@ -20,7 +20,7 @@ pub fn options(dir: &Path) -> TierOptions {
     std::fs::create_dir_all(&files).unwrap();
     let store = StoreOptions {
         directories: vec![files],
-        capacity_bytes: Some((64 << 10) + (16 << 16)),
+        capacity_bytes: Some((64 << 10) + (64 << 16)),
         zone_bytes: Some(64 << 10),
         chunk_bytes: 16 << 10,
         read_depth: 4,

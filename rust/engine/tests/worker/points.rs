@@ -61,7 +61,7 @@ impl Try {
             "orphans" if step != "dropped" => reaper::run(self, step),
             "quarantine" if step != "given_up" => self.leave_quarantine(step),
             "chain" | "replace" | "doom" => self.replace(),
-            "ssd" => crate::tier::point(&self, step),
+            "ssd" => crate::tier::point(self, step),
             _ => self.run_in(&open(&self.dir), family, step),
         }
     }
