@@ -223,7 +223,7 @@ class Namespace:
         """Have what is on SSD of ``keys`` brought into memory, in their order; what is in memory already is held there
         as well. ``chained``: each key is the child of the one before it and the first one of ``parent`` (``None``: it
         is a first block), and the first key that is nowhere ends it; else no block has a parent and absent ones are
-        left out. ``parent`` should be leased. Of more than 1,024 keys, or an eighth of the pool or 2 GiB, only the first
+        left out. ``parent`` should be leased. Of more than 1,024 keys, an eighth of the pool or 2 GiB, only the first
         are brought: ask again for the rest. Never waits; ``None`` if nobody leads the tier, it is off, or too many
         requests are open: go on without."""
 

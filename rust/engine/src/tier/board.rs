@@ -1,7 +1,7 @@
 //! The board: entries that whoever wants blocks from SSD claims and fills, and that the leader takes.
 //!
-//! `owner` says whose an entry is, `state` what it is at. Every asking has a sequence number, so nobody takes one asking
-//! for another: the leader's copy of an entry counts only if the state was still the same afterwards.
+//! `owner` says whose an entry is, `state` what it is at. Every asking has a sequence number, so nobody takes one for
+//! another: the leader's copy of an entry counts only if the state was still the same afterwards.
 
 use super::counters::Counter;
 use super::rows::{KEY_WORDS, RequestRow};

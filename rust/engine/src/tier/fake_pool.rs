@@ -1,4 +1,5 @@
-//! A pool of this process alone whose tier is on fake disks, and blocks that tell when they are not what they should be.
+//! A pool of this process alone whose tier is on fake disks, and blocks that tell when they are not what they should
+//! be.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

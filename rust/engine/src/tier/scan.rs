@@ -26,6 +26,30 @@ struct Seen {
     chosen: bool,
 }
 
+/// One of them for every slot there may be, in memory that the kernel gives when it is first written.
+struct Table {
+    stamps: Vec<u64>,
+    /// `generation << 1 | chosen`.
+    words: Vec<u64>,
+}
+
+impl Table {
+    fn new(slots_max: usize) -> Self {
+        Self { stamps: vec![0; slots_max], words: vec![0; slots_max] }
+    }
+
+    fn get(&self, slot: u32) -> Option<Seen> {
+        let (stamp, word) = (*self.stamps.get(slot as usize)?, *self.words.get(slot as usize)?);
+        Some(Seen { stamp, generation: (word >> 1) as u32, chosen: word & 1 == 1 })
+    }
+
+    fn set(&mut self, slot: u32, seen: Seen) {
+        if let (Some(stamp), Some(word)) = (self.stamps.get_mut(slot as usize), self.words.get_mut(slot as usize)) {
+            (*stamp, *word) = (seen.stamp, u64::from(seen.generation) << 1 | u64::from(seen.chosen));
+        }
+    }
+}
+
 /// Stamps of one namespace in this pass.
 #[derive(Default)]
 struct Samples {
@@ -36,7 +60,7 @@ struct Samples {
 /// Where the pass is, and what earlier ones saw.
 pub(crate) struct Scan {
     admission: Admission,
-    seen: Vec<Seen>,
+    seen: Table,
     extents: Vec<Extent>,
     /// Extent and slot within it to go on with.
     at: (usize, u32),
@@ -50,7 +74,7 @@ pub(crate) struct Scan {
 
 impl Scan {
     pub(crate) fn new(core: &Core, admission: Admission) -> Self {
-        let seen = vec![Seen::default(); core.control.geometry().slots_max as usize];
+        let seen = Table::new(core.control.geometry().slots_max as usize);
         let (extents, samples, old) = (Vec::new(), HashMap::new(), HashMap::new());
         Self { admission, seen, extents, at: (0, 0), next_pass: Instant::now(), spent: Duration::ZERO, samples, old }
     }
@@ -81,12 +105,12 @@ impl Scan {
                 self.at = (self.at.0 + 1, 0);
                 continue;
             }
-            let before = self.seen.get(slot as usize).copied().unwrap_or_default();
+            let before = self.seen.get(slot).unwrap_or_default();
             if let Some(block) = self.look(core, ns, slot)
                 && !choose(block)
             {
                 // Here it goes on.
-                self.seen[slot as usize] = before;
+                self.seen.set(slot, before);
                 return;
             }
             self.at.1 += 1;
@@ -139,9 +163,11 @@ impl Scan {
     /// The block in `slot`, if it is to be written.
     fn look(&mut self, core: &Core, ns: u32, slot: u32) -> Option<BlockRef> {
         let stamp = core.control.slot(slot).map(|_| core.control.stamp(slot).load(Relaxed))?;
-        let seen = *self.seen.get(slot as usize)?;
+        let seen = self.seen.get(slot)?;
         if stamp == 0 {
-            self.seen[slot as usize].stamp = 0;
+            if seen.stamp != 0 {
+                self.seen.set(slot, Seen::default());
+            }
             return None;
         }
         let tick = tick_of(stamp);
@@ -157,14 +183,12 @@ impl Scan {
         let again = seen.stamp != 0 && seen.generation == state.generation;
         let touched = again && tick > tick_of(seen.stamp);
         let wanted = old || touched || self.admission == Admission::All;
-        self.seen[slot as usize] = Seen { stamp, generation: state.generation, chosen: wanted };
+        self.seen.set(slot, Seen { stamp, generation: state.generation, chosen: wanted });
         wanted.then(|| state.block(slot))
     }
 
     /// A block that was chosen could not be taken: it is looked at again in the next pass.
     pub(crate) fn unchoose(&mut self, block: BlockRef) {
-        if let Some(seen) = self.seen.get_mut(block.slot() as usize) {
-            *seen = Seen::default();
-        }
+        self.seen.set(block.slot(), Seen::default());
     }
 }

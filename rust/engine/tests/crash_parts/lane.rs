@@ -20,6 +20,9 @@ const TRIES_MAX: usize = 20;
 /// How long one gets beside a stopped sibling, which may hold what it needs.
 const BESIDE_STOPPED: Duration = Duration::from_millis(60);
 
+/// In short runs, of pairs with files on SSD only one in so many is met.
+const SLOW_PAIRS: u64 = 5;
+
 /// How two deaths meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meeting {
@@ -41,8 +44,8 @@ pub struct Lane {
     pub tally: Tally,
 }
 
-/// Points at which a pool is made or removed, or that have to do with files on SSD, or for which it has to be almost full of blocks of one namespace: each
-/// time in a directory of its own.
+/// Points at which a pool is made or removed, or for which it has to be almost full of blocks of one namespace, or that
+/// have to do with files on SSD: each time in a directory of its own.
 pub fn has_its_own_pool(point: &str) -> bool {
     let moves = ["retire.copied", "retire.moving", "retire.linked", "retire.sealed"];
     let own = ["create.", "remove.", "ssd."];
@@ -107,9 +110,9 @@ impl Lane {
     }
 
     /// One death at every point.
-    pub fn round(&mut self) {
+    pub fn round(&mut self, is_wanted: impl Fn(&str) -> bool) {
         let mut home = self.home();
-        let mut points: Vec<&str> = crash_point::names().to_vec();
+        let mut points: Vec<&str> = crash_point::names().iter().copied().filter(|point| is_wanted(point)).collect();
         for last in (1..points.len()).rev() {
             points.swap(last, self.random.below(last as u64 + 1) as usize);
         }
@@ -156,7 +159,8 @@ impl Lane {
     pub fn pairs(&mut self, first: &str, round: usize, percent: u64) {
         let mut home = self.home();
         for (index, second) in crash_point::names().iter().enumerate().filter(|(_, name)| is_possible(first, name)) {
-            if !self.random.chance(percent) {
+            let slow = percent < 100 && [first, *second].iter().any(|point| point.starts_with("ssd."));
+            if !self.random.chance(if slow { percent.div_ceil(SLOW_PAIRS) } else { percent }) {
                 continue;
             }
             let meeting = [Meeting::After, Meeting::During, Meeting::BesideStopped][(index + round) % 3];

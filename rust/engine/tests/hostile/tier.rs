@@ -67,6 +67,9 @@ impl Target {
             self.spoil(&mut bytes);
         }
         let Some(mut session) = Session::new(&self.dir) else { return };
+        if bytes.flag() {
+            session.wait_a_little_for_serving();
+        }
         for _ in 0..STEPS_MAX {
             if bytes.is_empty() {
                 break;
@@ -105,6 +108,16 @@ impl Session {
         let ns = pool.namespace(&[9; 32], 0, &PART_BYTES, "hostile").ok()?;
         pool.use_ssd(ns).ok()?;
         Some(Self { pool, ns, requests: Vec::new() })
+    }
+
+    /// Damage may keep it from ever coming about.
+    fn wait_a_little_for_serving(&self) {
+        let started = Instant::now();
+        let serving =
+            || self.pool.ssd().is_ok_and(|facts| facts.is_some_and(|facts| facts.state == TierState::Serving));
+        while !serving() && started.elapsed() < Duration::from_millis(100) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn step(&mut self, step: u8, bytes: &mut Bytes<'_>) {
