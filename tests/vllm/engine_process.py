@@ -98,6 +98,12 @@ class Engines:
                 return False
             time.sleep(0.05)
 
+    def pause(self) -> None:
+        """Pause as before new weights or a sleep, then go on."""
+        core = self._llm.llm_engine.engine_core.engine_core
+        core.pause_scheduler("abort")
+        core.resume_scheduler()
+
     def start_and_abort(self, prompt: list[int], steps: int) -> int:
         """Add a request, step, abort it, and step until nothing is left. Returns how many steps that took."""
         from vllm import SamplingParams

@@ -107,6 +107,19 @@ def test_router_hears_what_is_stored_and_what_is_reset(
     assert {(event.group_idx, name) for event in removed for name in event.block_hashes} == hashes
 
 
+def test_engine_that_pauses_leaves_its_blocks_to_others(
+    in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any]
+) -> None:
+    with in_process.engine(models["llama"], pool) as engine:
+        engine.generate(PROMPTS, 2)
+        engine.ask("pause")
+        assert cached_of(engine.generate(PROMPTS, 2)) == [0, 0]
+    with in_process.engine(models["llama"], {**pool, "keep_on_sleep": True}) as engine:
+        assert cached_of(engine.generate(PROMPTS, 2)) == HITS
+        engine.ask("pause")
+        assert cached_of(engine.generate(PROMPTS, 2)) == HITS
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_with_the_policy_fail_a_block_that_cannot_be_loaded_ends_its_request_and_no_other(
     in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any], name: str
