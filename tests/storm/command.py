@@ -10,6 +10,7 @@ from dataclasses import fields
 
 import vllm
 
+from pegaflow.connector import compat
 from tests.storm import world
 from tests.storm.plan import Plan, draw
 from tests.storm.shrink import shrink
@@ -40,7 +41,7 @@ def storm(requests: int, seed: int) -> int:
     counts: Counter[str] = Counter()
     started = reported = time.monotonic()
     while counts["requests"] < requests:
-        plan = draw(seed, WORLD_REQUESTS)
+        plan = draw(seed, WORLD_REQUESTS, compat.features().failed_requests and compat.features().block_state)
         try:
             counts += tally(world.run(plan))
         except Exception as error:

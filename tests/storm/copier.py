@@ -77,6 +77,8 @@ class Tally:
     blocks_loaded: int = 0
     blocks_saved: int = 0
     loads_failed: int = 0
+    failed_late: int = 0
+    """Of those, how many after vLLM was told to go on: as if the device had been lost."""
     saves_failed: int = 0
     refused: int = 0
     followed: int = 0
@@ -210,6 +212,7 @@ class StormCopier:
         if job.stage_ends:
             job.landed = bytes(beside)[size:]
         if not done.ok and job.told:
+            self.tally.failed_late += 1
             self.spoiled.update(job.blocks[index] for index in done.failed or range(len(job.blocks)))
         self.tally.loads += 1
         self.tally.blocks_loaded += len(job.refs)

@@ -53,6 +53,8 @@ class Engine:
         self.ticks = 0
         self.updates = 0
         self.preempted = 0
+        self.progress = 0
+        """Steps that had something to do."""
         self.wanted: str | None = None
         """``update`` or ``sleep``, until it can be done."""
         self.history: deque[str] = deque(maxlen=HISTORY_MAX)
@@ -161,6 +163,7 @@ class Engine:
         if step.finished_req_ids:
             words.append(f"finished {sorted(step.finished_req_ids)}")
         if words:
+            self.progress += 1
             self.history.append(f"tick {self.ticks}: " + ", ".join(words))
 
     def _execute(self, count: int) -> None:

@@ -123,10 +123,12 @@ ADAPTERS = ("a", "b")
 ABORTS = ("queued", "loading", "running", "preempted", "saving")
 
 
-def draw(seed: int, requests: int) -> Plan:
-    """A world with ``requests`` requests."""
+def draw(seed: int, requests: int, hybrid: bool = True) -> Plan:
+    """A world with ``requests`` requests. ``hybrid``: models may have several KV cache groups."""
     dice = random.Random(f"storm {seed}")
     models = [_model(dice, 0)]
+    if not hybrid:
+        models = [replace(models[0], groups=tuple(group for group in models[0].groups if not group.window)[:1])]
     if dice.random() < 0.25:
         models.append(replace(models[0], seed=1))
     engines = tuple(_engine(dice, dice.choice(models)) for _ in range(dice.choice((1, 1, 2, 2, 3))))
