@@ -61,7 +61,7 @@ class Geometry:
     """Whether a hit may cover a prompt to its last token. vLLM then recomputes that token in place, which is sound
     only if no group drops blocks that the token's window still needs."""
     why_unsupported: str | None = None
-    """What is to be done about groups of a kind that cannot be restored, where something can."""
+    """A sentence about groups of a kind that cannot be restored, where there is more to say than their kind."""
 
     @property
     def drafts(self) -> bool:
@@ -80,8 +80,8 @@ class Geometry:
             return "the model has no KV cache"
         for group in self.groups:
             if group.kind is GroupKind.UNSUPPORTED:
-                reason = self.why_unsupported or "is of a kind that PegaFlow cannot restore"
-                return f"KV cache group {group.index} ({group.spec_name}) {reason}"
+                unknown = f"KV cache group {group.index} ({group.spec_name}) is of a kind that PegaFlow cannot restore"
+                return self.why_unsupported or unknown
         return None
 
     def group(self, index: int) -> Group:

@@ -17,10 +17,10 @@ KINDS = {
 }
 """By the name of vLLM's specification. What is not here is not cached."""
 
-NEEDS_NEWER = "belongs to a hybrid model, which needs vLLM 0.32 or newer"
+NEEDS_NEWER = "models whose layers do not all have full attention need vLLM 0.32 or newer"
 NEEDS_STATES = (
-    "keeps no states that a prompt could go on from: start vLLM with --enable-prefix-caching, and without another "
-    "--mamba-cache-mode than align"
+    "recurrent layers (MambaSpec) keep no states that a prompt could go on from: start vLLM with "
+    "--enable-prefix-caching, and without another --mamba-cache-mode than align"
 )
 
 
@@ -55,7 +55,8 @@ def geometry(vllm_config: Any, kv_cache_config: Any) -> Geometry:
         # vLLM takes all groups for a drafter's where it marks none.
         drafts = not marked or getattr(group, "is_eagle_group", False)
         made = _group(vllm_config, index, group, hash_tokens, ahead_tokens if drafts else 0)
-        if made.kind is GroupKind.STATE and not _keeps_states(group.kv_cache_spec):
+        recurrent = _kind(_layers_of(group.kv_cache_spec)) is GroupKind.STATE
+        if recurrent and not _keeps_states(group.kv_cache_spec):
             made, why = _refused(made), NEEDS_STATES
         groups.append(made)
     plain = len(groups) == 1 and groups[0].kind is GroupKind.FULL

@@ -115,9 +115,10 @@ def test_only_full_attention_may_claim_a_whole_prompt() -> None:
 
 @pytest.mark.parametrize("mode", ["none", "all"])
 def test_recurrent_layers_without_states_at_blocks_are_refused_and_it_is_said_what_to_do(mode: str) -> None:
-    geometry = groups.geometry(config(), caches(FULL, states(mode)))
-    assert "--enable-prefix-caching" in (geometry.problem or "")
-    assert "MambaSpec" in (geometry.problem or "")
+    for made in (caches(states(mode), FULL), caches(states(mode, 1024), FULL, hash_block_size=3072)):
+        geometry = groups.geometry(config(), made)
+        assert "--enable-prefix-caching" in (geometry.problem or "")
+        assert "MambaSpec" in (geometry.problem or "")
 
 
 def test_recurrent_layers_are_refused_where_vllm_does_not_hand_out_states(monkeypatch: pytest.MonkeyPatch) -> None:
