@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from tests.vllm.engines import EngineProcess
-from tests.vllm.tiny_models import gemma3_config, llama_config, make_adapter, make_model
+from tests.vllm.tiny_models import (
+    deepseek_config,
+    gemma3_config,
+    glm4_config,
+    llama4_config,
+    llama_config,
+    make_adapter,
+    make_model,
+    qwen3_next_config,
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,6 +38,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "gemma3": make_model(root / "gemma3", gemma3_config()),
         "adapter": make_adapter(root / "adapter", llama_config()),
         "adapter, other weights": make_adapter(root / "adapter-other", llama_config(), seed=1),
+        "deepseek": make_model(root / "deepseek", deepseek_config()),
+        "qwen3_next": make_model(root / "qwen3_next", qwen3_next_config()),
+        "glm4": make_model(root / "glm4", glm4_config()),
+        "llama4": make_model(root / "llama4", llama4_config()),
     }
 
 

@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     PretrainedConfig,
@@ -93,6 +94,26 @@ def deepseek_config() -> DeepseekV3Config:
         qk_rope_head_dim=64,
         qk_nope_head_dim=32,
         v_head_dim=32,
+        topk_method="noaux_tc",
+        num_nextn_predict_layers=1,
+    )
+
+
+def glm4_config() -> Glm4MoeConfig:
+    """Full attention and experts, and a layer that predicts one more token."""
+    return Glm4MoeConfig(
+        **COMMON,
+        moe_intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        n_shared_experts=1,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
         num_nextn_predict_layers=1,
     )
 
@@ -146,7 +167,7 @@ def make_model(directory: Path, config: PretrainedConfig, seed: int = 0) -> Path
             torch.nn.init.normal_(parameter, std=0.2)
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
-    if config.model_type == "deepseek_v3":
+    if config.model_type in ("deepseek_v3", "glm4_moe"):
         tensors = {**tensors, **_deepseek_drafter(tensors, config.num_hidden_layers)}
         tensors = dict(_experts_apart(tensors))
     elif config.model_type == "qwen3_next":
