@@ -9,7 +9,7 @@ from rich.text import Text
 from pegaflow.cli.options import json_option, pool_argument, shm_dir_option
 from pegaflow.cli.output import cell, echo_json, format_bytes, format_seconds, show, table
 from pegaflow.shm.pool import find_pool, inspect_pool
-from pegaflow.shm.report import InspectReport
+from pegaflow.shm.report import InspectReport, TierReport
 
 FINGERPRINT_DIGITS_SHOWN = 12
 
@@ -39,6 +39,8 @@ def inspect(pool: str, shm_dir: str, as_json: bool) -> None:
         show(_namespaces(report))
     if report.processes:
         show(_processes(report))
+    if report.ssd is not None:
+        show(_tier(report.ssd))
 
 
 def _summary(report: InspectReport) -> Table:
@@ -101,6 +103,32 @@ def _processes(report: InspectReport) -> Table:
             cell(format_seconds(now - one.started_unix_s)),
         )
     return made
+
+
+def _tier(tier: TierReport) -> Table:
+    state = tier.state if tier.leader_row is None else f"{tier.state}, led by row {tier.leader_row}"
+    if tier.state == "recovering":
+        state += f": {tier.zones_done:,} of {tier.zones:,} zones"
+    waiting = f", {format_bytes(tier.queued_bytes)} waited for" if tier.queued_bytes else ""
+    speed = f" at {format_bytes(tier.read_bytes_per_second)}/s of late" if tier.read_bytes_per_second else ""
+    rows = {
+        "state": state,
+        "blocks": f"{tier.records:,}",
+        "written": f"{tier.spilled_blocks:,} blocks, {format_bytes(tier.spilled_bytes)}",
+        "read": f"{tier.read_blocks:,} blocks, {format_bytes(tier.read_bytes)}{speed}{waiting}",
+        "shared reads": f"{tier.read_joined:,}",
+        "longest wait": f"{tier.read_wait_ms_max:,} ms",
+        "bad": f"{tier.read_damaged:,} damaged, {tier.read_failed:,} unreadable",
+        "lost unwritten": f"{tier.ssd_dropped:,} blocks evicted from memory",
+        "failed disks": f"{tier.turned_off:,}",
+    }
+    grid = Table.grid(padding=(0, 2))
+    grid.title, grid.title_justify, grid.title_style = "\nOn SSD", "left", "bold"
+    grid.add_column()
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(Text(name, style="bold"), cell(value))
+    return grid
 
 
 def _timestamp(unix_s: int) -> str:

@@ -107,6 +107,39 @@ class ProcessReport:
 
 
 @dataclass(frozen=True)
+class TierReport:
+    """The SSD tier of a pool. Counters are those of all its leaders since the pool was made."""
+
+    state: str
+    """``"none"``: nobody leads it; ``"recovering"``, ``"serving"``, or ``"off"``: its disks failed."""
+    leader_row: int | None
+    """Row of the process that reads and writes the files."""
+    zones_done: int
+    """Of ``zones``: what was looked at since the files were opened."""
+    zones: int
+    records: int
+    """Blocks that lookups find on SSD."""
+    read_bytes_per_second: int
+    """Bandwidth of late; 0: nothing was read yet."""
+    queued_bytes: int
+    """Asked for, and not in memory yet."""
+    spilled_blocks: int
+    spilled_bytes: int
+    read_blocks: int
+    read_bytes: int
+    read_joined: int
+    """Blocks that were asked for while they were being read for somebody else."""
+    read_damaged: int
+    read_failed: int
+    read_wait_ms_max: int
+    """Longest time from a request to its answer."""
+    ssd_dropped: int
+    """Blocks that were evicted from memory and are not on SSD."""
+    turned_off: int
+    """Directories that were turned off since they failed."""
+
+
+@dataclass(frozen=True)
 class InspectReport:
     """One pool, as ``pegaflow inspect POOL --json`` prints it."""
 
@@ -124,6 +157,8 @@ class InspectReport:
     """Locks of the control file that some process holds at this moment, dead or alive."""
     namespaces: list[NamespaceReport]
     processes: list[ProcessReport]
+    ssd: TierReport | None
+    """``None``: the pool keeps nothing on SSD."""
 
 
 @dataclass(frozen=True)

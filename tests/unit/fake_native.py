@@ -68,6 +68,16 @@ def process(**fields: Any) -> dict[str, Any]:
     return entry | fields
 
 
+def tier(**fields: Any) -> dict[str, Any]:
+    """An SSD tier of an inspection."""
+    numbers = (
+        "read_joined", "read_damaged", "read_failed", "read_wait_ms_max", "ssd_dropped", "turned_off", "queued_bytes",
+        "read_bytes_per_second", "read_blocks", "read_bytes", "spilled_bytes",
+    )  # fmt: skip
+    entry = {"state": "serving", "leader_row": 3, "zones_done": 64, "zones": 64, "records": 1234, "spilled_blocks": 56}
+    return entry | dict.fromkeys(numbers, 0) | fields
+
+
 def inspection(**fields: Any) -> dict[str, Any]:
     """The answer of ``inspect``."""
     entry = {
@@ -88,6 +98,7 @@ def inspection(**fields: Any) -> dict[str, Any]:
         "locks_held": 0,
         "namespaces": [namespace()],
         "processes": [process()],
+        "ssd": None,
     }
     return entry | fields
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from pegaflow.cli.main import cli
 from pegaflow.shm import pool as pool_module
-from tests.unit.fake_native import FakeNative, listing, namespace, process, refused
+from tests.unit.fake_native import FakeNative, listing, namespace, process, refused, tier
 
 
 @pytest.fixture
@@ -83,6 +83,18 @@ def test_inspect_of_an_empty_pool_has_no_empty_tables(native: FakeNative) -> Non
     output = invoke("inspect", "default").output
     assert "Namespaces" not in output
     assert "Processes" not in output
+
+
+def test_inspect_shows_the_ssd_tier_if_there_is_one(native: FakeNative) -> None:
+    assert "On SSD" not in invoke("inspect", "default").output
+    native.report["ssd"] = tier(read_bytes=3 << 30, read_bytes_per_second=1 << 30, read_damaged=2)
+    output = invoke("inspect", "default").output
+    for part in ("On SSD", "serving, led by row 3", "1,234", "56 blocks", "3 GiB at 1 GiB/s", "2 damaged"):
+        assert part in output
+    native.report["ssd"] = tier(state="recovering", zones_done=7)
+    assert "7 of 64 zones" in invoke("inspect", "default").output
+    native.report["ssd"] = tier(state="none", leader_row=None)
+    assert "led by" not in invoke("inspect", "default").output
 
 
 @pytest.mark.parametrize("name", ["foreign", "half"])

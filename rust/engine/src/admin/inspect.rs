@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::tier::{TierReport, tier};
 use super::view::View;
 use crate::error::Result;
 use crate::shm::extent::{Extent, ExtentState};
@@ -29,6 +30,7 @@ struct Report {
     locks_held: usize,
     namespaces: Vec<NamespaceReport>,
     processes: Vec<ProcessReport>,
+    ssd: Option<TierReport>,
 }
 
 #[derive(Serialize)]
@@ -122,6 +124,7 @@ pub fn inspect(path: &Path) -> Result<String> {
         locks_held: locks_held(&view),
         namespaces: namespaces.into_iter().map(|(report, _)| report).collect(),
         processes,
+        ssd: tier(&view),
     };
     Ok(to_json(&report))
 }

@@ -5,6 +5,7 @@ mod list;
 mod remove;
 mod ssd;
 mod system;
+mod tier;
 mod verify;
 mod verify_blocks;
 mod view;

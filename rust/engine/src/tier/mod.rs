@@ -29,3 +29,4 @@ mod tier_tests;
 pub use ask::{Prefetch, Tier, TierFacts, TierState};
 pub use options::{Admission, TierOptions};
 pub(crate) use seat::TierSeat;
+pub(crate) use segment::Segment;
