@@ -1,9 +1,11 @@
 """``pegaflow doctor``: is this host ready, and if not, what to do."""
 
+from collections.abc import Sequence
+
 import click
 from rich.table import Table
 
-from pegaflow.cli import checks_container, checks_memory, checks_software, checks_system
+from pegaflow.cli import checks_container, checks_memory, checks_software, checks_ssd, checks_system
 from pegaflow.cli.finding import ERROR, WARNING, Finding
 from pegaflow.cli.host import Host
 from pegaflow.cli.options import json_option, shm_dir_option
@@ -15,9 +17,13 @@ from pegaflow.shm.report import PoolListing
 
 @click.command(short_help="Check this host and say what to do.")
 @shm_dir_option
+@click.option(
+    "--ssd", "ssd_directories", multiple=True, type=click.Path(), metavar="DIR",
+    help="A directory for blocks on SSD (vLLM's option pegaflow.ssd_cache_path); may be repeated.",
+)  # fmt: skip
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context, shm_dir: str, as_json: bool) -> None:
+def doctor(ctx: click.Context, shm_dir: str, ssd_directories: tuple[str, ...], as_json: bool) -> None:
     """Check whether this host is ready for PegaFlow. Run it as the user, and in the container, that vLLM runs in.
 
     Levels: 'ok'; 'info' is optional or absent; 'warning' works, but badly or not for everybody; 'error' cannot work.
@@ -26,10 +32,10 @@ def doctor(ctx: click.Context, shm_dir: str, as_json: bool) -> None:
     \b
     Examples:
       pegaflow doctor
-      pegaflow doctor --shm-dir /mnt/shm
+      pegaflow doctor --shm-dir /mnt/shm --ssd /mnt/nvme0
       pegaflow doctor --json | jq '.findings[] | select(.level != "ok")'
     """
-    findings = examine(Host(), shm_dir)
+    findings = examine(Host(), shm_dir, ssd_directories)
     failed = any(one.level == ERROR for one in findings)
     if as_json:
         echo_json({"ok": not failed, "findings": findings})
@@ -39,7 +45,7 @@ def doctor(ctx: click.Context, shm_dir: str, as_json: bool) -> None:
     ctx.exit(1 if failed else 0)
 
 
-def examine(host: Host, shm_dir: str) -> list[Finding]:
+def examine(host: Host, shm_dir: str, ssd_directories: Sequence[str] = ()) -> list[Finding]:
     """All findings, in the order in which they are shown."""
     system = system_report()
     version = checks_software.vllm_version()
@@ -57,6 +63,7 @@ def examine(host: Host, shm_dir: str) -> list[Finding]:
         checks_memory.locked_memory(host, system.memlock_bytes),
         checks_memory.huge_pages(host),
         checks_system.io_uring(system.io_uring),
+        *checks_ssd.ssd_caches(host, ssd_directories),
         checks_system.numa(host, system.cpus),
         checks_system.open_files(host),
         checks_system.cuda(host),

@@ -62,6 +62,13 @@ class Host:
         facts = os.statvfs(self._at(path))
         return facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
 
+    def file_bytes(self, path: str) -> int:
+        """Bytes that the file at ``path`` takes on its disk; 0 if it cannot be looked at."""
+        try:
+            return os.lstat(self._at(path)).st_blocks * 512
+        except OSError:
+            return 0
+
     def writable(self, path: str) -> bool:
         """Whether this user may create files in directory ``path``."""
         return os.access(self._at(path), os.W_OK | os.X_OK)

@@ -30,6 +30,7 @@ CHECKS = [
     "locked memory",
     "huge pages",
     "io_uring",
+    "ssd cache",
     "numa",
     "open files",
     "cuda",
