@@ -6,6 +6,7 @@ environment. What we do not know is an error that names the nearest option, neve
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,13 @@ PREFIX = "pegaflow."
 MODES = ("read_write", "save_only")
 TRANSFER_BACKENDS = ("auto", "staged", "direct", "kernel")
 LAYERWISE = ("auto", "on", "off")
+SSD_ADMISSIONS = ("second_touch", "all")
+SSD_BACKENDS = ("auto", "uring", "threads")
+SSD_DIRECTORIES_MAX = 64
+SSD_DEPTH_MAX = 128
+SSD_CAPACITY_BYTES_MIN = 64 << 20
+SSD_WRITE_BYTES_MIN = 10**6
+PREFETCH_WAIT_MS_MAX = 60_000
 LOAD_TIMEOUT_SECONDS_MIN = 30.0
 CUDA_CTAS_MAX = 1024
 CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX = 6 << 20, 6 << 30
@@ -43,6 +51,10 @@ _SIZE_UNITS = {
 # Options of PegaFlow with a server. They have no meaning here, but configurations that hold them must start.
 _SERVER_OPTIONS = ("host", "port")
 
+# The same for its SSD cache: a directory has one file, and queues are as long as what is on its way needs.
+_SSD_OPTIONS_WITHOUT_EFFECT = ("ssd_cache_shards", "ssd_write_queue_depth", "ssd_prefetch_queue_depth")
+_WITHOUT_EFFECT = _SERVER_OPTIONS + _SSD_OPTIONS_WITHOUT_EFFECT
+
 # Options whose feature this version does not have. Accepting them in silence would be a lie.
 _NOT_YET = (
     "tp_shard_endpoints",
@@ -51,15 +63,8 @@ _NOT_YET = (
     "nics",
     "qps_per_peer",
     "max_prefetch_blocks",
-    "ssd_cache_path",
-    "ssd_cache_capacity",
-    "ssd_cache_shards",
-    "ssd_write_queue_depth",
-    "ssd_write_inflight",
-    "ssd_prefetch_queue_depth",
-    "ssd_prefetch_inflight",
 )
-_NOT_YET_PREFIXES = ("ssd_", "pd_", "pd.", "nixl.")
+_NOT_YET_PREFIXES = ("pd_", "pd.", "nixl.")
 _ENVIRONMENT_PREFIX = "PEGAFLOW_"
 
 
@@ -101,6 +106,22 @@ class ConnectorConfig:
     """How long such a request waits at most; then it takes what is there."""
     keep_on_sleep: bool = False
     """Whether weights stay the same while vLLM is paused or asleep, so that blocks are kept."""
+    ssd_directories: tuple[str, ...] = ()
+    """Where this process keeps blocks of the pool on SSD, a directory per device; empty: it does not."""
+    ssd_capacity_bytes: int = 0
+    """Of all directories together."""
+    ssd_admission: str = "second_touch"
+    """Which blocks are written: ``"second_touch"`` (used again, or next to be evicted) or ``"all"``."""
+    ssd_write_bytes_per_second_max: int = 0
+    """What is written at most; 0: as fast as the disks take it."""
+    ssd_write_depth: int = 8
+    """Writes on their way to one directory."""
+    ssd_read_depth: int = 16
+    """Reads on their way to one directory."""
+    ssd_backend: str = "auto"
+    """How the kernel is asked: ``"uring"``, ``"threads"`` or ``"auto"``."""
+    prefetch_wait_ms_max: int = 5_000
+    """How long a request waits at most for blocks that are on SSD; 0: it takes what is in memory."""
     load_timeout_seconds: float = 120.0
     """A load that takes longer is reported in the log and the metrics; it is never abandoned half-way."""
     instance_id: str | None = None
@@ -196,6 +217,17 @@ def _parse_directory(value: Any, name: str) -> str:
     return value
 
 
+def _parse_directories(value: Any, name: str) -> tuple[str, ...]:
+    """One directory, several in a list, or several in one string with colons between them."""
+    given = value.split(os.pathsep) if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not 1 <= len(given) <= SSD_DIRECTORIES_MAX:
+        raise InvalidArgument(f"{name} must be one directory or a list of up to {SSD_DIRECTORIES_MAX}, not {value!r}.")
+    directories = tuple(os.path.normpath(_parse_directory(directory, name)) for directory in given)
+    if len(set(directories)) < len(directories):
+        raise InvalidArgument(f"{name} names a directory twice: give one per device, in {value!r}.")
+    return directories
+
+
 def _parse_weight(value: Any, name: str) -> float:
     try:
         weight = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
@@ -234,6 +266,14 @@ _OPTIONS = {
     "wait_for_full_prefix": _Option("wait_for_full_prefix", _parse_bool),
     "wait_for_full_prefix_seconds": _Option("wait_for_full_prefix_seconds", _seconds),
     "keep_on_sleep": _Option("keep_on_sleep", _parse_bool),
+    "ssd_cache_path": _Option("ssd_directories", _parse_directories),
+    "ssd_cache_capacity": _Option("ssd_capacity_bytes", _size_within(SSD_CAPACITY_BYTES_MIN)),
+    "ssd_admission": _Option("ssd_admission", _one_of(SSD_ADMISSIONS)),
+    "ssd_write_max": _Option("ssd_write_bytes_per_second_max", _size_within(SSD_WRITE_BYTES_MIN)),
+    "ssd_write_inflight": _Option("ssd_write_depth", _whole(1, SSD_DEPTH_MAX)),
+    "ssd_prefetch_inflight": _Option("ssd_read_depth", _whole(1, SSD_DEPTH_MAX)),
+    "ssd_backend": _Option("ssd_backend", _one_of(SSD_BACKENDS)),
+    "prefetch_wait_ms_max": _Option("prefetch_wait_ms_max", _whole(0, PREFETCH_WAIT_MS_MAX)),
 }
 
 
@@ -248,12 +288,16 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
         if value and variable.startswith(_ENVIRONMENT_PREFIX):
             _check_not_missing(variable.removeprefix(_ENVIRONMENT_PREFIX).lower(), variable)
     fields: dict[str, Any] = {}
+    given: dict[str, str] = {}
     for name, option in _OPTIONS.items():
         variable = f"PEGAFLOW_{name.upper()}"
         if PREFIX + name in extra:
+            given[name] = PREFIX + name
             fields[option.field] = option.parse(extra[PREFIX + name], PREFIX + name)
         elif environ.get(variable):
+            given[name] = variable
             fields[option.field] = option.parse(environ[variable], variable)
+    _check_ssd(given)
     config = ConnectorConfig(**fields, instance_id=environ.get("PEGAFLOW_INSTANCE_ID"))
     if config.pool_bytes and config.segment_bytes and config.segment_bytes > config.pool_bytes:
         raise InvalidArgument(
@@ -265,16 +309,29 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
             "pegaflow.pd_tail_save and pegaflow.pd_tail_load need hashes that are equal in all processes: set "
             "PYTHONHASHSEED to the same number in the environment of every vLLM that shares the pool."
         )
-    return replace(config, load_timeout_seconds=_load_timeout(environ), notes=_server_notes(extra, environ))
+    return replace(config, load_timeout_seconds=_load_timeout(environ), notes=_notes(extra, environ))
+
+
+def _check_ssd(given: Mapping[str, str]) -> None:
+    """``given``: what was given, and how it was written."""
+    path, capacity = given.get("ssd_cache_path"), given.get("ssd_cache_capacity")
+    if path and not capacity:
+        raise InvalidArgument(
+            f"{path} needs {PREFIX}ssd_cache_capacity: say how much all directories together may take, such as "
+            '"512gb"; it is claimed at the start.'
+        )
+    alone = next((written for name, written in given.items() if name.startswith("ssd_")), None)
+    if alone and not path:
+        raise InvalidArgument(f"{alone} has no meaning without {PREFIX}ssd_cache_path: say where the cache may be.")
 
 
 def _check_known(key: str) -> None:
     name = key.removeprefix(PREFIX)
-    if key.startswith(PREFIX) and (name in _OPTIONS or name in _SERVER_OPTIONS):
+    if key.startswith(PREFIX) and (name in _OPTIONS or name in _WITHOUT_EFFECT):
         return
     if key.startswith(PREFIX):
         _check_not_missing(name, key)
-    known = sorted([*_OPTIONS, *_SERVER_OPTIONS])
+    known = sorted([*_OPTIONS, *_WITHOUT_EFFECT])
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
     raise InvalidArgument(f"{key!r} is not an option of PegaFlow: did you mean {PREFIX + nearest!r}?")
 
@@ -294,9 +351,14 @@ def _load_timeout(environ: Mapping[str, str]) -> float:
         raise InvalidArgument(f"PEGA_LOAD_TIMEOUT_SECONDS must be a number of seconds, not {text!r}.") from None
 
 
-def _server_notes(extra: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, ...]:
-    named = [PREFIX + name for name in _SERVER_OPTIONS if PREFIX + name in extra]
-    named += [f"PEGAFLOW_{name.upper()}" for name in _SERVER_OPTIONS if environ.get(f"PEGAFLOW_{name.upper()}")]
-    if not named:
-        return ()
-    return (f"{' and '.join(named)} ignored: PegaFlow needs no server any more, the pool is in shared memory.",)
+def _notes(extra: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, ...]:
+    notes = []
+    for names, why in (
+        (_SERVER_OPTIONS, "PegaFlow needs no server any more, the pool is in shared memory."),
+        (_SSD_OPTIONS_WITHOUT_EFFECT, "a directory has one cache file, whose queues need no lengths."),
+    ):
+        named = [PREFIX + name for name in names if PREFIX + name in extra]
+        named += [f"PEGAFLOW_{name.upper()}" for name in names if environ.get(f"PEGAFLOW_{name.upper()}")]
+        if named:
+            notes.append(f"{' and '.join(named)} ignored: {why}")
+    return tuple(notes)

@@ -18,6 +18,11 @@ COUNTERS = {
     "save_success": "Save jobs whose blocks all became visible in the pool.",
     "save_failure": "Save jobs of which at least one block did not become visible in the pool.",
     "save_blocks_deferred": "Times that a full block found no room and was left for a later step.",
+    "hit_tokens_ram": "Tokens of prompts that were in the pool's memory.",
+    "hit_tokens_ssd": "Tokens of prompts that were brought from SSD.",
+    "miss_tokens": "Tokens of prompts that were nowhere, and are computed.",
+    "prefetch_requests": "Requests that were put off to bring blocks from SSD.",
+    "prefetch_incomplete": "Such requests that went on before all of it was there.",
     "registration_bytes": "Bytes of the pool that were page-locked for devices.",
     "bounced_bytes": "Bytes copied between a device and memory that was not page-locked, with the CPU's help.",
     "hook_errors": "Exceptions that were turned into a miss instead of reaching vLLM.",
@@ -26,6 +31,7 @@ HISTOGRAMS = {
     "load_duration_seconds": "Seconds from the start of a load to its last byte.",
     "load_blocks": "Blocks per load.",
     "full_prefix_wait_seconds": "Seconds that requests waited for their whole prompt in the pool, if they had to.",
+    "prefetch_wait_seconds": "Seconds that requests were put off for blocks on SSD.",
     "save_duration_seconds": "Seconds from the start of a save to its last byte.",
     "save_blocks": "Blocks per save job.",
 }
@@ -33,6 +39,17 @@ GAUGES = {
     "pending_save_requests": "Save jobs that are not finished yet.",
     "pinned_blocks": "Blocks of vLLM's block pool that are held until they are saved.",
     "registered_bytes": "Bytes of the pool that are page-locked now, on the worker that reported last.",
+    "ssd_serving": "Whether the pool's SSD tier serves; the gauges of the tier are those of the whole pool.",
+    "ssd_recovery_percent": "How much of the files on SSD was looked at since they were opened.",
+    "ssd_records": "Blocks on SSD.",
+    "ssd_spilled_bytes": "Bytes written to SSD since the pool was made.",
+    "ssd_read_bytes": "Bytes read from SSD since the pool was made.",
+    "ssd_joined_blocks": "Blocks that were asked for while they were being read for somebody else.",
+    "ssd_bad_records": "Blocks on SSD that were damaged or could not be read.",
+    "ssd_dropped_blocks": "Blocks that were evicted from memory and were not on SSD.",
+    "ssd_read_wait_ms_max": "Longest time from asking for blocks on SSD to having them.",
+    "ssd_read_bytes_per_second": "Bandwidth of reads from SSD, of late.",
+    "ssd_queued_bytes": "Bytes that were asked for from SSD and are not in memory yet.",
 }
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 BLOCK_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

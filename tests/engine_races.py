@@ -100,7 +100,9 @@ def saved_and_loaded_beside_each_other(engine_on: EngineOn) -> None:
     assert sum(found[len(warm) :]) > 0  # as above
 
 
-def random_events(engine_on: EngineOn, seed: int, events: int = 400) -> None:
+def random_events(
+    engine_on: EngineOn, seed: int, events: int = 400, finish: Callable[[MiniEngine], object] = finish
+) -> None:
     """Requests come, are aborted and preempted, caches are reset: in the end nothing is left behind."""
     rng = random.Random(seed)
     tails = {"pd_tail_save": rng.random() < 0.7, "pd_tail_load": rng.random() < 0.7}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pegaflow.errors import InvalidArgument, PoolBusy, PoolRefused
+from tests.fake_ssd import FakePrefetch, FakeSsd
 
 
 @dataclass
@@ -39,6 +40,7 @@ class FakePool:
         self.joined: list[tuple[int, int]] = []
         self.closed = False
         self.fail_publish: Exception | None = None
+        self.tier: FakeSsd | None = None
         self.others = 0
         """Other living processes that use the pool's namespaces."""
         self._namespaces: dict[tuple[bytes, int], FakeNamespace] = {}
@@ -104,6 +106,15 @@ class FakePool:
     def set_nodes(self, namespace: "FakeNamespace", nodes: Sequence[int | None]) -> None:
         assert len(nodes) == namespace.parts
         self.nodes[namespace.id] = list(nodes)
+
+    def serve_ssd(self, directories: Sequence[str], *, capacity_bytes: int, **options: Any) -> None:
+        self.tier = self.tier or FakeSsd()
+
+    def ssd(self) -> dict[str, Any] | None:
+        return self.tier.report() if self.tier else None
+
+    def ssd_read_seconds(self, block_bytes: int) -> float | None:
+        return self.tier.read_seconds(block_bytes) if self.tier else None
 
     def close(self) -> None:
         self.closed = True
@@ -182,6 +193,18 @@ class FakeNamespace:
 
     def others(self) -> int:
         return self.pool.others
+
+    def use_ssd(self) -> bool:
+        return self.pool.tier is not None
+
+    def tiers(self, keys: Sequence[bytes]) -> bytes:
+        tier = self.pool.tier
+        return bytes(1 if self.find(key) is not None else 2 * bool(tier and tier.has(self, key)) for key in keys)
+
+    def prefetch(
+        self, keys: Sequence[bytes], *, parent: bytes | None = None, chained: bool = True
+    ) -> "FakePrefetch | None":
+        return self.pool.tier.ask(self, keys, parent, chained) if self.pool.tier else None
 
     def reset(self) -> int:
         self._epochs[0] += 1

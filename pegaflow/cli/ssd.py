@@ -1,5 +1,6 @@
 """``pegaflow ssd``: look after cache files on SSD, with no pool using them."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -124,11 +125,10 @@ def rm(directories: tuple[str, ...], name: str, force: bool, as_json: bool) -> N
 
 def _files(found: list[CacheFile]) -> Table:
     right = ("on disk", "zones", "blocks", "bytes")
-    made = table("file", "cache", "state", "on disk", "zones", "blocks", "bytes", "made", right=right)
+    made = table("cache", "state", "on disk", "zones", "blocks", "bytes", "made", "directory", right=right)
     now = int(time.time())
     for one in found:
         made.add_row(
-            cell(one.path),
             cell(one.name),
             state_cell(one.state),
             cell(format_bytes(one.bytes)),
@@ -136,6 +136,7 @@ def _files(found: list[CacheFile]) -> Table:
             cell("-" if one.records is None else f"{one.records:,}"),
             cell(format_bytes(one.record_bytes)),
             cell("-" if one.created_unix_s is None else f"{format_seconds(now - one.created_unix_s)} ago"),
+            cell(os.path.dirname(one.path)),
         )
     return made
 

@@ -160,10 +160,10 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         scheduler = self._scheduler
         if scheduler is None:
             return StepPlan()
-        runs_model = scheduler_output.total_num_scheduled_tokens > 0
+        tokens = int(scheduler_output.total_num_scheduled_tokens)
         scheduled = partial(compat.scheduled_requests, scheduler_output, scheduler.table)
         return scheduler.plan(
-            scheduled, runs_model, lambda landing: compat.reads_unasked(scheduler_output, self._vllm_config, landing)
+            scheduled, tokens, lambda landing: compat.reads_unasked(scheduler_output, self._vllm_config, landing)
         )
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -309,7 +309,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         ranks = compat.rank_count(vllm_config)
         identity = ModelIdentity(vllm_config, geometry, vllm.__version__, compat.none_hash)
         replicas = compat.replica_count(vllm_config, kv_cache_config)
-        open_pool = partial(_open_pool, config, str(self._kv_transfer_config.engine_id))
+        open_pool = partial(_open_with_ssd, config, str(self._kv_transfer_config.engine_id))
         pool, problem = _try_to_open(open_pool)
         self._store = Store(pool, geometry, identity, ranks, replicas, open_pool)
         problem = problem or config_problem(vllm_config)
@@ -411,6 +411,29 @@ def _open_pool(config: ConnectorConfig, engine_id: str) -> "Pool":
         huge_pages_dir=config.hugepages_dir,
         weight=config.weight,
     )
+
+
+def _open_with_ssd(config: ConnectorConfig, engine_id: str) -> "Pool":
+    """The pool, and from now on this process may be the one that reads and writes its files on SSD."""
+    pool = _open_pool(config, engine_id)
+    if not config.ssd_directories:
+        return pool
+    try:
+        pool.serve_ssd(
+            config.ssd_directories,
+            capacity_bytes=config.ssd_capacity_bytes,
+            admission=config.ssd_admission,
+            write_bytes_per_second_max=config.ssd_write_bytes_per_second_max,
+            read_depth=config.ssd_read_depth,
+            write_depth=config.ssd_write_depth,
+            backend=config.ssd_backend,
+        )
+    except InvalidArgument:
+        pool.close()
+        raise
+    except PegaFlowError as error:
+        logger.warning("PegaFlow: no SSD tier, serving goes on without it: %s", error)
+    return pool
 
 
 def _try_to_open(open_pool: "Callable[[], Pool]") -> "tuple[Pool | None, str | None]":

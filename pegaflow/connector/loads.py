@@ -4,6 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pegaflow.connector.geometry import Geometry, GroupKind
@@ -12,6 +13,7 @@ from pegaflow.connector.log import logger
 from pegaflow.connector.matching import Match, Need, find_match, needs_of, with_tail
 from pegaflow.connector.metadata import GroupBlocks, LoadJob, LoadOutcome
 from pegaflow.connector.namespaces import Store
+from pegaflow.connector.prefetching import Prefetches, TierView
 from pegaflow.connector.request_state import Offer, Phase, RequestState, RequestTable
 from pegaflow.connector.tails import Tails
 from pegaflow.connector.waiting import Waiting
@@ -45,6 +47,7 @@ class Loads:
         overdue_seconds: float,
         tails: Tails,
         waiting: Waiting,
+        prefetches: Prefetches,
     ) -> None:
         self._geometry = geometry
         self._store = store
@@ -54,6 +57,7 @@ class Loads:
         self._overdue_seconds = overdue_seconds
         self._tails = tails
         self._waiting = waiting
+        self._prefetches = prefetches
         self._jobs: list[LoadJob] = []
         self._bad_keys: OrderedDict[tuple[int, bytes], None] = OrderedDict()
 
@@ -73,19 +77,51 @@ class Loads:
         namespaces = self._store.namespaces()
         if namespaces is None:
             return ASK_AGAIN if self._store.worth_waiting() else MISS
-        if self._waiting.goes_on(state, namespaces, computed_tokens):
+        if self._waiting.goes_on(state, self._views(namespaces), computed_tokens):
             return ASK_AGAIN
         keys = self._keys(state)
+        pool = self._store.pool
+        if self._store.ssd and pool is not None:
+            if self._store.ssd_settles():
+                return ASK_AGAIN
+            find = partial(self._find, state, keys=keys, computed_tokens=computed_tokens)
+            if self._prefetches.goes_on(state, pool, namespaces, keys, computed_tokens, find):
+                return ASK_AGAIN
+        try:
+            return self._offer(state, namespaces, keys, computed_tokens)
+        finally:
+            self._prefetches.drop(state.request.request_id, pool)
+
+    def _offer(
+        self,
+        state: RequestState,
+        namespaces: "Mapping[int, Namespace]",
+        keys: Mapping[int, Sequence[bytes]],
+        computed_tokens: int,
+    ) -> Answer:
         for _ in range(LEASE_ATTEMPTS_MAX):
             found = self._find(state, namespaces, keys, computed_tokens)
+            leases = self._lease(namespaces, keys, found) if found is not None else None
             if found is None:
-                return MISS
-            leases = self._lease(namespaces, keys, found)
+                break
             if leases is not None:
-                offer = Offer(computed_tokens, sequence_tokens, found.tokens, leases)
+                offer = Offer(computed_tokens, int(state.request.num_tokens), found.tokens, leases)
                 self._table.make_offer(state, offer)
+                self._count_tiers(state, computed_tokens, found.tokens)
                 return offer.external_tokens, True
+        self._count_tiers(state, computed_tokens, computed_tokens)
         return MISS
+
+    def _count_tiers(self, state: RequestState, computed_tokens: int, hit_tokens: int) -> None:
+        """Where a prompt was found, once for each request."""
+        if state.tiers_counted:
+            return
+        state.tiers_counted = True
+        in_memory = hit_tokens if state.tokens_in_memory is None else min(state.tokens_in_memory, hit_tokens)
+        most = max(hit_tokens, self._geometry.hit_tokens_max(int(state.request.num_prompt_tokens)))
+        self._recorder.count("hit_tokens_ram", max(0, in_memory - computed_tokens))
+        self._recorder.count("hit_tokens_ssd", hit_tokens - max(in_memory, computed_tokens))
+        self._recorder.count("miss_tokens", most - hit_tokens)
 
     def allocated(self, state: RequestState, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
         """vLLM has blocks for ``external_tokens`` of what was offered: load them, or drop the offer if it is 0."""
@@ -166,6 +202,7 @@ class Loads:
 
     def void_offers(self) -> None:
         """The cache was reset: what is on offer must not be loaded any more, and what was bad is gone."""
+        self._prefetches.drop_all(self._store.pool)
         self._bad_keys.clear()
         for state in self._table:
             if state.phase is Phase.OFFERED and state.offer is not None:
@@ -173,10 +210,12 @@ class Loads:
 
     def request_finished(self, request_id: str) -> None:
         """vLLM is done with the request; a load in flight keeps its leases."""
+        self._prefetches.drop(request_id, self._store.pool)
         self._release(self._table.finish(request_id))
 
     def withdraw_all(self) -> None:
         """The engine stops: give back what is on offer. What workers may still be reading stays leased."""
+        self._prefetches.drop_all(self._store.pool)
         for state in self._table:
             self._release(self._table.withdraw(state))
 
@@ -194,10 +233,15 @@ class Loads:
                     self._overdue_seconds,
                 )
 
+    def _views(self, namespaces: "Mapping[int, Namespace]") -> "Mapping[int, Namespace] | Mapping[int, TierView]":
+        if not self._store.ssd:
+            return namespaces
+        return {group: TierView(namespace) for group, namespace in namespaces.items()}
+
     def _find(
         self,
         state: RequestState,
-        namespaces: "Mapping[int, Namespace]",
+        namespaces: "Mapping[int, Namespace] | Mapping[int, TierView]",
         keys: Mapping[int, Sequence[bytes]],
         computed_tokens: int,
     ) -> Match | None:

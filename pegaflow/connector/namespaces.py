@@ -32,6 +32,15 @@ PREPARE_POLL_SECONDS = 0.01
 RETRY_SECONDS = 0.5
 """Pause after the pool was too busy to make the namespaces."""
 
+SSD_SETTLE_SECONDS = 0.25
+"""How long requests are put off at the start until the SSD tier knows of the namespaces, ..."""
+
+SSD_RECOVERY_SECONDS_MAX = 3.0
+"""... and how long at most while it still looks for what is on the disks."""
+
+SSD_ASK_SECONDS = 1.0
+"""Pause between two questions whether the pool has an SSD tier by now."""
+
 RESET_WAIT_SECONDS_MAX = 1.0
 """How long a reset waits for the thread that is making the namespaces."""
 
@@ -82,8 +91,15 @@ class Store:
         self._private: str | None = None
         """Once set, part of the fingerprint: nobody else finds what this engine saves."""
         self._reset_pending = False
+        self._unforgotten: list[Namespace] = []
+        """Reset, but the files on SSD do not know of it yet."""
         self._retry_at = 0.0
         self._used = False
+        self.ssd = False
+        """Whether the pool keeps blocks of these namespaces on SSD too."""
+        self._ssd_asked = 0.0
+        self._ssd_since: float | None = None
+        """When the tier was told of new namespaces; ``None`` once it knows them."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         if geometry.problem:
@@ -128,6 +144,25 @@ class Store:
         self._used = self._namespaces is not None
         return self._namespaces
 
+    def look_for_ssd(self) -> None:
+        """A sibling may have given the pool an SSD tier since. Now and then; never waits."""
+        now = time.monotonic()
+        if not self.ssd and self._namespaces is not None and now - self._ssd_asked >= SSD_ASK_SECONDS:
+            self._ssd_asked = now
+            self.ssd = _use_ssd(self._namespaces)
+
+    def ssd_settles(self) -> bool:
+        """Whether the tier does not say yet what it has, so that a request should ask again. Bounded in time."""
+        if self._ssd_since is None:
+            return False
+        waited = time.monotonic() - self._ssd_since
+        if waited < SSD_SETTLE_SECONDS:
+            return True
+        tier = self.pool.ssd() if self.pool is not None and waited < SSD_RECOVERY_SECONDS_MAX else None
+        if tier is None or tier["state"] not in ("none", "recovering"):
+            self._ssd_since = None
+        return self._ssd_since is not None
+
     def worth_waiting(self) -> bool:
         """Whether a request that finds no namespaces should ask again in the next step. Bounded in time."""
         if self.off:
@@ -152,15 +187,15 @@ class Store:
         if not self._lock.acquire(timeout=RESET_WAIT_SECONDS_MAX):
             return False
         try:
-            if for_all or self._private is not None:
-                _reset(self._namespaces or {})
+            now = _one_of_each(self._namespaces or {}) if for_all or self._private is not None else []
+            self._unforgotten = [namespace for namespace in [*self._unforgotten, *now] if not _forgets(namespace)]
             if self._private is None:
                 self._reset_pending = for_all and (self._namespaces is None or not self._used)
                 self._private, self._namespaces = uuid.uuid4().hex, None
                 logger.info("PegaFlow: the cache was reset, so this engine shares no blocks with others any more.")
         finally:
             self._lock.release()
-        return True
+        return not self._unforgotten
 
     def close(self) -> None:
         """Leave the pool. Idempotent."""
@@ -253,7 +288,8 @@ class Store:
         named = [(group, key, tuple(own)) for group, own in sizes.items()]
         by_rank = {rank: tuple(parts[self._saver_of(rank)]) for rank in shapes}
         self._address = PoolAddress(pool.name, pool.shm_dir, pool.member(), by_rank, frozenset(savers), tuple(named))
-        self._factors, self._namespaces = factors, namespaces
+        self._factors, self._namespaces, self.ssd = factors, namespaces, _use_ssd(namespaces)
+        self._ssd_since = time.monotonic() if self.ssd else None
         block_bytes = sum(namespace.block_bytes for namespace in namespaces.values())
         logger.info(
             "PegaFlow: pool %s at %s (%.1f GB), %d KV cache group(s) of %d bytes per block in all, namespace %s.",
@@ -264,7 +300,25 @@ class Store:
         return {group: pool.namespace(key, group, own, label=self._identity.label) for group, own in sizes.items()}
 
 
+def _one_of_each(namespaces: "Mapping[int, Namespace]") -> "list[Namespace]":
+    """All groups of one fingerprint have one epoch and one place on SSD: one of them stands for all."""
+    return list(namespaces.values())[:1]
+
+
+def _use_ssd(namespaces: "Mapping[int, Namespace]") -> bool:
+    return all(namespace.use_ssd() for namespace in _one_of_each(namespaces))
+
+
 def _reset(namespaces: "Mapping[int, Namespace]") -> None:
-    """All groups of one fingerprint have one epoch: raising it through any of them invalidates all."""
-    for namespace in list(namespaces.values())[:1]:
+    for namespace in _one_of_each(namespaces):
         namespace.reset()
+
+
+def _forgets(namespace: "Namespace") -> bool:
+    """Reset it; whether the files on SSD have taken note as well."""
+    try:
+        namespace.reset()
+    except PoolBusy as error:
+        logger.warning("PegaFlow: %s", error)
+        return False
+    return True

@@ -95,6 +95,12 @@ class RequestState:
     """When the request first asked for its prompt, if that may take a while (see ``waiting``)."""
     waited: bool = False
     """Whether it has asked for the last time."""
+    prefetches: int = 0
+    """How often the request was put off for blocks on SSD."""
+    tokens_in_memory: int | None = None
+    """What of its prompt was in memory when it was put off."""
+    tiers_counted: bool = False
+    """Whether it is in the metrics where its prompt was found."""
     load_started: float = 0.0
     load_overdue: bool = False
     _adapter_keys: list[bytes] = field(default_factory=list)

@@ -20,8 +20,11 @@ from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import PoolAddress, RankReport, SaveJob, StepPlan
 from pegaflow.connector.namespaces import Store
 from pegaflow.connector.pins import Pins
+from pegaflow.connector.prefetching import Prefetches
 from pegaflow.connector.request_state import Phase, RequestState, RequestTable
 from pegaflow.connector.saves import Saves
+from pegaflow.connector.speed import ComputeSpeed
+from pegaflow.connector.ssd_report import SsdReport
 from pegaflow.connector.tails import HashTokens, Tails
 from pegaflow.connector.waiting import Waiting
 from pegaflow.metrics import Recorder
@@ -81,10 +84,17 @@ class SchedulerHalf:
         self._landings = Landings(self.table, self._pins, ranks, config.layerwise, possible)
         tails = Tails(geometry, hash_tokens, save=config.pd_tail_save, load=config.pd_tail_load)
         waiting = Waiting(geometry, tails, recorder, config.wait_for_full_prefix_seconds * config.wait_for_full_prefix)
-        self._loads = Loads(geometry, store, self.table, self._landings, recorder, overdue_seconds, tails, waiting)
+        self._speed = ComputeSpeed()
+        self._ssd_report = SsdReport()
+        prefetches = Prefetches(geometry, recorder, self._guard, self._speed, config.prefetch_wait_ms_max / 1_000)
+        self._loads = Loads(
+            geometry, store, self.table, self._landings, recorder, overdue_seconds, tails, waiting, prefetches
+        )
         self._events = Events(event_maker, store.namespaces)
         landing = self._landings.under
         self._saves = Saves(geometry, store, self._pins, recorder, ranks, overdue_seconds, tails, self._events, landing)
+        if store.pool is not None and config.ssd_directories:
+            self._ssd_report.start(store.pool)
         if (config.pd_tail_save or config.pd_tail_load) and not tails.possible:
             logger.warning("PegaFlow: %s", NO_TAILS)
 
@@ -115,13 +125,17 @@ class SchedulerHalf:
     def plan(
         self,
         scheduled: Callable[[], Scheduled],
-        runs_model: bool,
+        tokens: int,
         unasked: Callable[[Collection[str]], bool] = lambda request_ids: False,
     ) -> StepPlan:
-        """What the workers have to do in this step. Loads are never lost, whatever goes wrong with saves.
+        """What the workers have to do in this step of ``tokens`` tokens. Loads are never lost, whatever goes wrong with
+        saves.
 
         ``unasked``: whether the step may read blocks without naming layers, given the requests that are landing."""
+        runs_model = tokens > 0
+        self._speed.planned(tokens)
         self._wiped_later = self._wiped_later and not runs_model
+        self._guard.run("looking at the SSD tier", None, self._look_at_ssd)
         loads = self._loads.take_jobs()
         saves = self._saves.take_late()
         if not self._was_idle():
@@ -140,6 +154,7 @@ class SchedulerHalf:
         """Take what the workers finished: ``report`` of some or all ranks, ``received``: loads that all ranks ended,
         ``invalid``: ids of blocks that this or another connector could not fill."""
         run = self._guard.run
+        self._speed.ended()
         if invalid:
             run("giving up saves", None, partial(self._saves.distrust, invalid))
         if report is not None:
@@ -220,6 +235,7 @@ class SchedulerHalf:
         self._guard.run("giving up saves", None, self._saves.abandon_all)
         self._guard.run("withdrawing offers", None, self._loads.withdraw_all)
         self._adapters.close()
+        self._ssd_report.close()
         self._store.close()
 
     def _state_of(self, request: Any) -> RequestState:
@@ -250,6 +266,11 @@ class SchedulerHalf:
         """Whether nobody has stepped the engine for so long that copies may have ended long ago, unnoticed."""
         last, self._last_plan = self._last_plan, time.monotonic()
         return self._settle and self._last_plan - last > self._config.load_timeout_seconds / 2
+
+    def _look_at_ssd(self) -> None:
+        self._store.look_for_ssd()
+        if self._store.ssd and self._store.pool is not None:
+            self._ssd_report.observe(self._store.pool, self._recorder)
 
     def _watch(self) -> None:
         self._loads.watch()

@@ -15,6 +15,9 @@ from pegaflow.metrics import Recorder
 
 if TYPE_CHECKING:
     from pegaflow._native import Namespace
+    from pegaflow.connector.prefetching import TierView
+
+    Places = Mapping[int, Namespace] | Mapping[int, TierView]
 
 PROBE_SECONDS = 0.05
 """For so long the answer to whether others are alive is not asked for again."""
@@ -32,7 +35,7 @@ class Waiting:
         self._others = False
         self._probe_at = 0.0
 
-    def goes_on(self, state: RequestState, namespaces: "Mapping[int, Namespace]", computed_tokens: int) -> bool:
+    def goes_on(self, state: RequestState, namespaces: "Places", computed_tokens: int) -> bool:
         """Whether a request with ``computed_tokens`` on the device has to ask again later."""
         if not self._seconds_max or state.waited:
             return False
@@ -62,7 +65,7 @@ class Waiting:
             if tokens > computed_tokens:
                 yield group.index, bytes(state.hashes()[blocks * group.hashes_per_block - 1])
 
-    def _others_live(self, namespaces: "Mapping[int, Namespace]", now: float) -> bool:
+    def _others_live(self, namespaces: "Places", now: float) -> bool:
         if now >= self._probe_at:
             self._others = any(namespace.others() for namespace in namespaces.values())
             self._probe_at = now + PROBE_SECONDS

@@ -281,7 +281,7 @@ class MiniEngine:
                 for state, tables, after in states
                 if state and not state.left_alone
             ],
-            bool(scheduled),
+            sum(scheduled.values()),
             lambda landing: self.unasked or bool({r.request_id for r in scheduled} - set(landing)),
         )
         self.plans.append(plan)

@@ -80,7 +80,6 @@ def test_unknown_option_names_the_nearest(key: str, nearest: str) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "ssd_cache_path",
         "tp_shard_endpoints",
         "pd.rdma.rank_map",
     ],
@@ -90,7 +89,7 @@ def test_option_of_a_missing_feature_is_refused_by_name(key: str) -> None:
         parse_config({f"pegaflow.{key}": True}, {})
 
 
-@pytest.mark.parametrize("variable", ["PEGAFLOW_SSD_CACHE_PATH", "PEGAFLOW_PD_DEVICE", "PEGAFLOW_NICS"])
+@pytest.mark.parametrize("variable", ["PEGAFLOW_PD_DEVICE", "PEGAFLOW_NICS"])
 def test_missing_feature_is_refused_in_the_environment_too(variable: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{variable} is not supported by this version"):
         parse_config({}, {variable: "1"})
@@ -141,6 +140,86 @@ def test_server_options_are_ignored_with_one_note() -> None:
     config = parse_config({"pegaflow.host": "http://127.0.0.1", "pegaflow.port": 50055}, {"PEGAFLOW_PORT": "1"})
     assert len(config.notes) == 1
     assert "pegaflow.host and pegaflow.port and PEGAFLOW_PORT" in config.notes[0]
+
+
+SSD = {"pegaflow.ssd_cache_path": "/mnt/nvme0", "pegaflow.ssd_cache_capacity": "512gb"}
+
+
+def test_ssd_options_are_taken() -> None:
+    config = parse_config(
+        {
+            "pegaflow.ssd_cache_path": ["/mnt/nvme0", "/mnt/nvme1/"],
+            "pegaflow.ssd_cache_capacity": "512gb",
+            "pegaflow.ssd_admission": "all",
+            "pegaflow.ssd_write_max": "500mb",
+            "pegaflow.ssd_write_inflight": 4,
+            "pegaflow.ssd_prefetch_inflight": "32",
+            "pegaflow.ssd_backend": "threads",
+            "pegaflow.prefetch_wait_ms_max": 0,
+        },
+        {},
+    )
+    assert config.ssd_directories == ("/mnt/nvme0", "/mnt/nvme1")
+    assert (config.ssd_capacity_bytes, config.ssd_admission) == (512 * 10**9, "all")
+    assert (config.ssd_write_bytes_per_second_max, config.ssd_write_depth, config.ssd_read_depth) == (
+        500_000_000,
+        4,
+        32,
+    )
+    assert (config.ssd_backend, config.prefetch_wait_ms_max, config.notes) == ("threads", 0, ())
+
+
+def test_several_directories_fit_in_one_variable() -> None:
+    config = parse_config({}, {"PEGAFLOW_SSD_CACHE_PATH": "/a:/b", "PEGAFLOW_SSD_CACHE_CAPACITY": "1tb"})
+    assert config.ssd_directories == ("/a", "/b")
+
+
+def test_ssd_cache_without_its_capacity_is_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidArgument, match=r"pegaflow\.ssd_cache_path needs pegaflow\.ssd_cache_capacity"):
+        parse_config({"pegaflow.ssd_cache_path": "/mnt/nvme0"}, {})
+    with pytest.raises(InvalidArgument, match=r"PEGAFLOW_SSD_CACHE_PATH needs"):
+        parse_config({}, {"PEGAFLOW_SSD_CACHE_PATH": "/mnt/nvme0"})
+
+
+@pytest.mark.parametrize("name", ["cache_capacity", "admission", "write_max", "write_inflight", "backend"])
+def test_ssd_option_without_a_path_is_refused(name: str) -> None:
+    value = {"admission": "all", "backend": "auto", "write_inflight": 2}.get(name, "1gb")
+    with pytest.raises(InvalidArgument, match=f"pegaflow.ssd_{name} has no meaning without pegaflow.ssd_cache_path"):
+        parse_config({f"pegaflow.ssd_{name}": value}, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ssd_cache_path", "relative"),
+        ("ssd_cache_path", []),
+        ("ssd_cache_path", ["/a"] * 2),
+        ("ssd_cache_path", ["/a", "/a/"]),
+        ("ssd_cache_path", ["/a", 3]),
+        ("ssd_cache_path", [f"/{number}" for number in range(65)]),
+        ("ssd_cache_path", {"/a": 1}),
+        ("ssd_cache_capacity", "1mb"),
+        ("ssd_cache_capacity", "lots"),
+        ("ssd_admission", "lfu"),
+        ("ssd_write_max", 5),
+        ("ssd_write_inflight", 0),
+        ("ssd_write_inflight", 129),
+        ("ssd_prefetch_inflight", True),
+        ("ssd_backend", "spdk"),
+        ("prefetch_wait_ms_max", -1),
+        ("prefetch_wait_ms_max", 60_001),
+        ("prefetch_wait_ms_max", 1.5),
+    ],
+)
+def test_wrong_ssd_value_is_refused_and_named(key: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"pegaflow.{key}"):
+        parse_config(SSD | {f"pegaflow.{key}": value}, {})
+
+
+def test_ssd_options_of_the_server_that_mean_nothing_here_are_ignored_with_one_note() -> None:
+    config = parse_config(SSD | {"pegaflow.ssd_cache_shards": 4, "pegaflow.ssd_write_queue_depth": 8}, {})
+    (note,) = config.notes
+    assert note.startswith("pegaflow.ssd_cache_shards and pegaflow.ssd_write_queue_depth ignored")
 
 
 SEEDED = {"PYTHONHASHSEED": "0"}

@@ -26,9 +26,9 @@ pub(super) fn tier(view: &View) -> Option<TierReport> {
     let header = segment.header();
     let leader = Member::decode(header.leader.load(SeqCst));
     let alive = |leader: &Member| {
-        view.processes().iter().any(|process| {
-            process.alive && process.member.row == leader.row && process.member.epoch == leader.epoch
-        })
+        view.processes()
+            .iter()
+            .any(|process| process.alive && process.member.row == leader.row && process.member.epoch == leader.epoch)
     };
     let leader = leader.filter(alive);
     let state = match header.state.load(Acquire) as u8 {

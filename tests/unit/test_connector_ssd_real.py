@@ -1,0 +1,134 @@
+"""The connector's halves on a real pool with a real SSD tier: files in a directory, read and written by threads."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegaflow import _native, ssd
+from tests.engine_races import PROMPT, STEPS_MAX, random_events
+from tests.unit.mini_engine import HYBRID, SINGLE
+from tests.unit.native_engine import engine_on, open_pool
+
+CAPACITY_BYTES = 64 << 20
+WAIT_SECONDS_MAX = 60.0
+
+
+def await_(what: Callable[[], bool]) -> None:
+    """Until it is so."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextmanager
+def pool_with_tier(place: Path, disk: Path) -> Iterator[Any]:
+    """A pool whose tier serves."""
+    for directory in (place, disk):
+        directory.mkdir(exist_ok=True)
+    pool = open_pool(str(place))
+    try:
+        pool.serve_ssd([str(disk)], capacity_bytes=CAPACITY_BYTES, admission="all", backend="threads")
+        await_(lambda: pool.ssd()["state"] == "serving")
+        yield pool
+    finally:
+        pool.close()
+
+
+def await_written(pool: Any, engine: Any) -> None:
+    """Until every block in memory is on SSD as well."""
+    spaces = list(engine.store.namespaces().values())
+    sealed = sum(space.stats()["blocks_sealed"] for space in spaces)
+    await_(lambda: pool.ssd()["records"] >= sealed)
+
+
+def finish(engine: Any) -> None:
+    """Run to the end; nothing is held and the pool is sound. The leader may hold a lease for the moment of a write."""
+    engine.run(STEPS_MAX)
+    engine.assert_nothing_held()
+    for worker in engine.workers:
+        worker.shutdown()
+    await_(lambda: leases(engine.pool) == 0)
+    assert json.loads(_native.verify(engine.pool.path))["problems"] == []
+
+
+def leases(pool: Any) -> int:
+    """All leases on blocks of the pool."""
+    return sum(int(space["leases"]) for space in json.loads(_native.inspect(pool.path))["namespaces"])
+
+
+def await_known(engine: Any, request: Any) -> None:
+    """Until the tier says that it has the request's blocks."""
+    space = engine.store.namespaces()[0]
+    await_(lambda: 2 in space.tiers(request.block_hashes))
+
+
+@pytest.mark.parametrize("geometry", [SINGLE, HYBRID], ids=["single", "hybrid"])
+def test_prompt_outlives_its_pool_to_the_byte(tmp_path: Path, geometry: Any) -> None:
+    with pool_with_tier(tmp_path / "shm", tmp_path / "disk") as pool:
+        first = engine_on(pool, geometry, blocks=400)
+        first.add(PROMPT)
+        finish(first)
+        await_written(pool, first)
+    # As a reboot: another place for the pool, the same disk.
+    with pool_with_tier(tmp_path / "shm after", tmp_path / "disk") as pool:
+        second = engine_on(pool, geometry, blocks=400)
+        request = second.add(PROMPT)
+        await_known(second, request)
+        second.run(STEPS_MAX)
+        assert request.hit_tokens == (len(PROMPT) if geometry is SINGLE else 32)
+        assert second.recorder.counters["hit_tokens_ssd"] == request.hit_tokens
+        shown = json.loads(_native.inspect(pool.path))["ssd"]
+        assert (shown["state"], shown["leader_row"]) == ("serving", pool.member()[0])
+        assert shown["read_blocks"] == pool.ssd()["read_blocks"] > 0
+        again = second.add(PROMPT)
+        finish(second)
+        assert second.recorder.counters["hit_tokens_ram"] == again.hit_tokens
+    report = ssd.verify_cache([tmp_path / "disk"], "real")
+    assert report.ok
+    assert report.records > 0
+
+
+def test_reset_reaches_the_disk(tmp_path: Path) -> None:
+    with pool_with_tier(tmp_path / "shm", tmp_path / "disk") as pool:
+        first = engine_on(pool, blocks=400)
+        first.add(PROMPT)
+        finish(first)
+        await_written(pool, first)
+        assert first.scheduler.reset()
+    with pool_with_tier(tmp_path / "shm after", tmp_path / "disk") as pool:
+        second = engine_on(pool, blocks=400)
+        request = second.add(PROMPT)
+        finish(second)
+        assert request.hit_tokens == 0
+
+
+def test_two_engines_read_a_block_once(tmp_path: Path) -> None:
+    with pool_with_tier(tmp_path / "shm", tmp_path / "disk") as pool:
+        first = engine_on(pool, blocks=400)
+        first.add(PROMPT)
+        finish(first)
+        await_written(pool, first)
+    with pool_with_tier(tmp_path / "shm after", tmp_path / "disk") as pool:
+        pair = [engine_on(pool, blocks=400) for _ in range(2)]
+        requests = [engine.add(PROMPT) for engine in pair]
+        await_known(pair[0], requests[0])
+        while any(engine.requests for engine in pair):
+            for engine in pair:
+                engine.step()
+        assert [request.hit_tokens for request in requests] == [len(PROMPT)] * 2
+        assert pool.ssd()["read_blocks"] == len(PROMPT) // 4
+        for engine in pair:
+            finish(engine)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_sequence_of_events_leaves_nothing_behind(tmp_path: Path, seed: int) -> None:
+    with pool_with_tier(tmp_path / "shm", tmp_path / "disk") as pool:
+        random_events(partial(engine_on, pool), seed, finish=finish)
