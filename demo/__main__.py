@@ -22,7 +22,8 @@ def main() -> int:
     console = Console()
     logs = BUILD / "demo-logs"
     logs.mkdir(parents=True, exist_ok=True)
-    demo = Demo(str(Path(model).resolve()) if Path(model).is_dir() else model, TEXT.read_text().rstrip(), logs, console)
+    name = str(Path(model).resolve()) if Path(model).is_dir() else model
+    demo = Demo(name, TEXT.read_text().rstrip(), logs, BUILD / "demo-ssd", console)
     try:
         rows = demo.run()
     except EngineError as error:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from pegaflow import _native
 POOL = "pegaflow-demo"
 POOL_SIZE = "2gb"
 BLOCK_TOKENS = 32
+WRITE_WAIT_SECONDS_MAX = 60
+SSD_SIZE = "1gb"
 SETTLE_SECONDS = 4
 """An engine that has just become ready keeps a core busy for a while, and its neighbour's first answer is timed."""
 TOKENS = 32
@@ -31,6 +34,8 @@ class Demo:
     model: str
     text: str
     logs: Path
+    ssd: Path
+    """Where blocks may be kept on a disk."""
     console: Console
     rows: list[Row] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -48,8 +53,14 @@ class Demo:
             second, beside = self._start(engines, "second", "beside")
             self._row("warm: fresh process after kill -9", second, rounded)
             self._row("warm: second instance beside it", beside, rounded)
-            with self._busy("Closing both engines"):
-                close_all(second, beside)
+            self._await_written()
+            killed = second.kill() + beside.kill()
+            remove_pool()
+            self._say(f"kill -9 of all {killed} processes, and the pool removed, as a reboot does it")
+            (after,) = self._start(engines, "after")
+            self._row("warm from SSD: all killed, pool removed", after, rounded)
+            with self._busy("Closing the engine"):
+                close_all(after)
         return self.rows
 
     def _references(self, plain: Engine) -> tuple[str, str]:
@@ -64,6 +75,21 @@ class Demo:
         if cold.text != warm.text:
             self._say("vLLM's own prefix cache changes the text by rounding: warm rows are compared with its text")
         return cold.text, warm.text
+
+    def _await_written(self) -> None:
+        """Until the blocks of the text are on SSD, which nobody hurries to write."""
+        with self._busy("Letting the blocks get to the disk"):
+            pool = _native.Pool.open(POOL, create=False, label="demo")
+            try:
+                written, deadline = -1, time.monotonic() + WRITE_WAIT_SECONDS_MAX
+                while time.monotonic() < deadline:
+                    tier = pool.ssd()
+                    if tier is None or tier["spilled_blocks"] == written > 0:
+                        break
+                    written = tier["spilled_blocks"]
+                    time.sleep(SETTLE_SECONDS)
+            finally:
+                pool.close()
 
     def _row(self, scenario: str, engine: Engine, expected: str) -> None:
         self._add(scenario, self._ask(engine), expected, must_hit=scenario.startswith("warm"))
@@ -101,16 +127,19 @@ class Demo:
             "max_num_seqs": 4,
             "prefix_caching_hash_algo": "sha256_cbor",
         }
-        return settings | ({"kv_transfer_config": connector_config()} if connector else {})
+        return settings | ({"kv_transfer_config": connector_config(self.ssd)} if connector else {})
 
     @contextlib.contextmanager
     def _pool(self) -> Iterator[None]:
-        """A pool that does not exist before the demo, nor after it."""
+        """A pool, and a directory of its blocks on SSD, that do not exist before the demo, nor after it."""
         remove_pool()
+        shutil.rmtree(self.ssd, ignore_errors=True)
+        self.ssd.mkdir(parents=True)
         try:
             yield
         finally:
             remove_pool()
+            shutil.rmtree(self.ssd, ignore_errors=True)
 
     def _say(self, what: str) -> None:
         self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {what}", highlight=False, soft_wrap=True)
@@ -128,14 +157,20 @@ class Demo:
             yield
 
 
-def connector_config() -> dict[str, Any]:
+def connector_config(ssd: Path) -> dict[str, Any]:
     """What a user gives as ``--kv-transfer-config``."""
     return {
         "kv_connector": "PegaKVConnector",
         "kv_connector_module_path": "pegaflow.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"pegaflow.pool_name": POOL, "pegaflow.pool_size": POOL_SIZE},
+        "kv_connector_extra_config": {
+            "pegaflow.pool_name": POOL,
+            "pegaflow.pool_size": POOL_SIZE,
+            "pegaflow.ssd_cache_path": str(ssd.resolve()),
+            "pegaflow.ssd_cache_capacity": SSD_SIZE,
+            "pegaflow.ssd_admission": "all",
+        },
     }
 
 
