@@ -181,7 +181,7 @@ pub const SSD_HINT_BUCKETS_MIN: u64 = 1 << 9;
 /// See [`SSD_HINT_BUCKETS_MIN`].
 pub const SSD_HINT_BUCKETS_MAX: u64 = 1 << 22;
 /// Capacity of an SSD cache for each bucket.
-pub const SSD_BYTES_PER_HINT_BUCKET: u64 = 1 << 20;
+pub const SSD_BYTES_PER_HINT_BUCKET: u64 = 256 << 10;
 /// Bytes of blocks that are being read from SSD, or are held for who asked for them; also a quarter of the pool.
 pub const SSD_HELD_BYTES_MAX: u64 = 4 << 30;
 /// How long what was read from SSD is held for who asked for it.

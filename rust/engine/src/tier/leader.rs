@@ -181,7 +181,8 @@ impl Session<'_> {
             busy |= self.spill.round(self.core, self.segment, &mut self.known, &mut self.store);
         }
         let in_flight = self.store.is_busy();
-        let wait = if in_flight { BUSY_PAUSE } else { Duration::ZERO };
+        // While there is more to start, what has ended is only taken in.
+        let wait = if in_flight && !busy { BUSY_PAUSE } else { Duration::ZERO };
         for event in self.store.poll(wait) {
             busy = true;
             match event {

@@ -194,7 +194,7 @@ mod tests {
     fn what_is_no_whole_file_of_this_version_is_refused() {
         let file = write(&Place::Anonymous, TIER, 1 << 30).unwrap();
         let segment = Segment::of(&file).unwrap();
-        assert_eq!(segment.hints().len(), 1 << 10);
+        assert_eq!(segment.hints().len(), 1 << 12);
         assert_eq!(segment.header().leader.load(Relaxed), 0);
         file.write_all_at(&[1], 100).unwrap();
         assert!(Segment::of(&file).is_err(), "its checksum is wrong");
