@@ -44,7 +44,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz coverage model-test soak storm vllm-versions vllm-hooks bench demo model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz coverage model-test soak storm vllm-contract vllm-versions vllm-hooks bench demo model check lock wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,6 +139,16 @@ model-test:  ## Random operations and deaths of several processes against a map:
 storm: $(STAMPS)/native $(if $(VERSION),build/vllm/$(VERSION))  ## Random requests on vLLM's real schedulers: make storm REQUESTS=100000 SEED=7 VERSION=0.25.1
 	PYTHONPATH=$(CURDIR)$(if $(VERSION),:$(CURDIR)/build/vllm/$(VERSION)) VLLM_LOGGING_LEVEL=ERROR \
 	    $(BIN)/python -m tests.storm --requests $(REQUESTS) $(if $(SEED),--seed $(SEED))
+
+ON_VLLM = PYTHONPATH=$(CURDIR):$(CURDIR)/build/vllm/$(1) $(BIN)/python -m pytest -q -p no:cacheprovider
+
+# The installed version in between has the whole of `make test`.
+vllm-contract: $(STAMPS)/native build/vllm/0.25.1 build/vllm/0.33.0  ## Hold the connector against the schedulers of vLLM 0.25.1 and 0.33.0
+	$(call ON_VLLM,0.25.1) tests/versions
+	$(call ON_VLLM,0.33.0) tests/versions tests/unit/test_connector_compat.py tests/unit/test_connector_hooks.py \
+	    tests/unit/test_connector_groups.py
+	$(MAKE) storm REQUESTS=1000 SEED=1 VERSION=0.25.1
+	$(MAKE) storm REQUESTS=1000 SEED=1 VERSION=0.33.0
 
 vllm-versions: $(VLLM_OTHERS:%=build/vllm/%)  ## Fetch every other supported version of vLLM (build/vllm), without what it needs
 

@@ -119,6 +119,8 @@ TOKENS_MAX = 250
 """Of a request, its answer included."""
 
 ADAPTERS = ("a", "b")
+SALTS = ("s", "t")
+"""Not called like adapters: before 0.31 vLLM itself takes one for the other."""
 
 ABORTS = ("queued", "loading", "running", "preempted", "saving")
 
@@ -235,7 +237,7 @@ def _request(
         prompt,
         more,
         priority=dice.randrange(3),
-        salt=dice.choice((None, "a", "b")) if salted else None,
+        salt=dice.choice((None, *SALTS)) if salted else None,
         adapter=dice.choice((None, *ADAPTERS)) if adapted else None,
         stops_after=dice.randrange(1, more + 1) if dice.random() < 0.3 else None,
         abort=(dice.choice(ABORTS), dice.randrange(4)) if dice.random() < 0.2 else None,
