@@ -30,9 +30,9 @@ class Features:
     """What this vLLM has."""
 
     failed_requests: bool
-    """A failed load is reported per request (0.32). Without it, several KV cache groups cannot recover."""
+    """A failed load is reported per request (0.30). Without it, several KV cache groups cannot recover."""
     block_state: bool
-    """vLLM hands out exact block tables in every step (0.32). Without it they are reconstructed from increments."""
+    """vLLM hands out exact block tables in every step (0.29). Without it they are reconstructed from increments."""
     steps_for_saves: bool
     """vLLM keeps stepping while saves are in flight (0.24)."""
     boundary_states: bool = False

@@ -17,7 +17,7 @@ KINDS = {
 }
 """By the name of vLLM's specification. What is not here is not cached."""
 
-NEEDS_NEWER = "models whose layers do not all have full attention need vLLM 0.32 or newer"
+NEEDS_NEWER = "models whose layers do not all have full attention need vLLM 0.30 or newer"
 NEEDS_STATES = (
     "recurrent layers (MambaSpec) keep no states that a prompt could go on from: start vLLM with "
     "--enable-prefix-caching, and without another --mamba-cache-mode than align"
@@ -37,7 +37,7 @@ def taking_part(kv_cache_config: Any) -> list[tuple[int, Any]]:
 
 def fails_by_block(kv_cache_config: Any) -> bool:
     """Whether failed loads are reported by their blocks, so that vLLM keeps what is before them. With other attention
-    than full one what is before them is not enough to go on from. Before vLLM 0.32 there is no other way."""
+    than full one what is before them is not enough to go on from. Before vLLM 0.30 there is no other way."""
     groups = kv_cache_config.kv_cache_groups
     plain = len(groups) == 1 and _kind(_layers_of(groups[0].kv_cache_spec)) is GroupKind.FULL
     return plain or not features().failed_requests
