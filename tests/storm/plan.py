@@ -9,10 +9,19 @@ from tests.storm.texts import FIRST_TOKEN, VOCABULARY
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """One KV cache group: ``window`` tokens, or all of them if it is 0."""
+    """One KV cache group: each token sees ``window`` tokens, or those since the last multiple of ``chunk``, or nothing
+    but a ``state`` of all before it; otherwise all."""
 
     block_tokens: int
     window: int = 0
+    chunk: int = 0
+    state: bool = False
+
+    def first_seen(self, position: int) -> int:
+        """The first token that the one at ``position`` sees."""
+        if self.chunk:
+            return position - position % self.chunk
+        return max(0, position - self.window + 1) if self.window else 0
 
 
 @dataclass(frozen=True)

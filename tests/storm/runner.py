@@ -149,6 +149,11 @@ class Runner:
             for group in range(len(self.plan.model.groups)):
                 name = f"group{group}.layer{layer}"
                 self.connector.wait_for_layer_load(name)
+                if self.plan.model.groups[group].state:
+                    self._read_all(chunks, group, layer, doubtful)  # the state is overwritten in its place
+                    for chunk in chunks:
+                        self._write_state(chunk, group, layer, chunk.name in doubtful)
+                    continue
                 # Requests of one step may share what one of them computes in it: all write before any reads.
                 for chunk in chunks:
                     self._write(chunk, group, layer, chunk.name in doubtful)
@@ -159,23 +164,24 @@ class Runner:
     def _read_all(self, chunks: list[Chunk], group: int, layer: int, doubtful: set[str]) -> None:
         sound = [chunk for chunk in chunks if chunk.name not in doubtful]
         wrong = [chunk for chunk in sound if not self._read(chunk, group, layer)]
-        for chunk in wrong:
-            doubtful.add(chunk.name)
-            self._write(chunk, group, layer, True)
-        if wrong:
+        doubtful.update(chunk.name for chunk in wrong)
+        if wrong and not self.plan.model.groups[group].state:
+            for chunk in wrong:
+                self._write(chunk, group, layer, True)
             self._read_all(chunks, group, layer, doubtful)  # others may have read what these wrote
 
     def _places(self, chunk: Chunk, group: int, start: int, stop: int) -> tuple[Any, Any]:
         size = self.plan.model.groups[group].block_tokens
         positions = np.arange(start, stop)
         table = np.asarray(chunk.running.tables[group])
-        return table[positions // size], positions % size
+        # A state has one place in its block, whichever token it is of.
+        return table[positions // size], positions % size * (not self.plan.model.groups[group].state)
 
     def _read(self, chunk: Chunk, group: int, layer: int) -> bool:
         """Whether everything that attention reads is what it should be; ``WrongBytes`` if nobody has foretold it."""
-        window = self.plan.model.groups[group].window
-        start = max(0, chunk.start - window + 1) if window else 0
-        if start >= chunk.start:
+        kind = self.plan.model.groups[group]
+        start = chunk.start - 1 if kind.state else kind.first_seen(chunk.start)
+        if start >= chunk.start or start < 0:
             return True
         blocks, offsets = self._places(chunk, group, start, chunk.start)
         found = self._memory[layer, blocks, offsets]
@@ -202,6 +208,11 @@ class Runner:
             self._spoiled.update(blocks.tolist())
         elif layer == self.plan.model.layers - 1:
             self._spoiled.difference_update(blocks[offsets == 0].tolist())
+
+    def _write_state(self, chunk: Chunk, group: int, layer: int, doubtful: bool) -> None:
+        blocks, offsets = self._places(chunk, group, chunk.stop - 1, chunk.stop)
+        content = self._content(chunk, chunk.stop - 1, chunk.stop, group, layer)
+        self._memory[layer, blocks, offsets] = ~content if doubtful else content
 
     def _content(self, chunk: Chunk, start: int, stop: int, group: int, layer: int) -> Numbers:
         return chunk.running.text.content(start, stop, self.plan.model.width, self.rank, group, layer, self.weights)

@@ -99,8 +99,8 @@ def end_early(start: Any) -> Any:
 
 
 def save_early(plan: Any) -> Any:
-    def one_block_early(self: Saves, state: Any, tables: Any, computed_tokens: int) -> Any:
-        return plan(self, state, tables, computed_tokens + self._geometry.groups[0].block_tokens)
+    def one_block_early(self: Saves, state: Any, tables: Any, computed_tokens: int, *states: Any) -> Any:
+        return plan(self, state, tables, computed_tokens + self._geometry.groups[0].block_tokens, *states)
 
     return one_block_early
 

@@ -30,7 +30,14 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -139,6 +146,9 @@ def engine_config(plan: EnginePlan, pool: dict[str, Any]) -> VllmConfig:
     config.cache_config.block_size = plan.model.groups[0].block_tokens
     config.cache_config.num_gpu_blocks = plan.blocks
     config.cache_config.enable_prefix_caching = plan.local_caching
+    if any(group.state for group in plan.model.groups):
+        config.cache_config.mamba_cache_mode = "align"
+        config.cache_config.mamba_block_size = config.cache_config.block_size
     config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = plan.ranks
     scheduling = config.scheduler_config
     scheduling.max_num_seqs, scheduling.max_num_batched_tokens = plan.requests_max, plan.step_tokens_max
@@ -150,6 +160,11 @@ def engine_config(plan: EnginePlan, pool: dict[str, Any]) -> VllmConfig:
 def _spec(group: GroupPlan, width: int) -> Any:
     # A key and a value of two bytes for each element.
     sizes: dict[str, Any] = {"block_size": group.block_tokens, "num_kv_heads": 1, "head_size": 2 * width}
+    if group.state:
+        shapes = ((4 * width * group.block_tokens,),)
+        return MambaSpec(group.block_tokens, shapes, (torch.bfloat16,), mamba_cache_mode="align")
+    if group.chunk:
+        return ChunkedLocalAttentionSpec(**sizes, dtype=torch.bfloat16, attention_chunk_size=group.chunk)
     if group.window:
         return SlidingWindowSpec(**sizes, dtype=torch.bfloat16, sliding_window=group.window)
     return FullAttentionSpec(**sizes, dtype=torch.bfloat16)
