@@ -7,7 +7,7 @@ import pytest
 
 from tests.storm import world
 from tests.storm.command import WORLD_REQUESTS, tally
-from tests.storm.plan import EventPlan, Plan, draw
+from tests.storm.plan import EventPlan, draw
 from tests.storm.shrink import shrink, signature
 from tests.storm.world import StormError
 
