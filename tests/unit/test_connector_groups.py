@@ -174,7 +174,7 @@ def test_failed_blocks_are_named_only_where_those_before_them_are_enough_to_go_o
 def test_older_vllm_gets_hybrid_models_refused_and_plain_ones_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "features", lambda: OLD)
     assert groups.geometry(config(), caches(FULL)).problem is None
-    assert "0.32" in (groups.geometry(config(), caches(FULL, WINDOW)).problem or "")
+    assert "0.30" in (groups.geometry(config(), caches(FULL, WINDOW)).problem or "")
     assert groups.geometry(config(), caches(WINDOW)).problem
 
 
