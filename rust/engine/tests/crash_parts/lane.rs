@@ -136,7 +136,8 @@ impl Lane {
                 return;
             }
         }
-        panic!("{point} was never reached");
+        // Whether it was reached often enough all the same is seen in the end.
+        self.tally.unmet.push(format!("{point}, alone"));
     }
 
     fn alone_with_files(&mut self, point: &str) {
@@ -152,7 +153,8 @@ impl Lane {
                 return;
             }
         }
-        panic!("{point} was never reached");
+        // Whether it was reached often enough all the same is seen in the end.
+        self.tally.unmet.push(format!("{point}, alone"));
     }
 
     /// A death at `first` meets one at so many of all points; `round` decides how.
