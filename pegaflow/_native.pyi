@@ -227,10 +227,13 @@ class Namespace:
         are brought: ask again for the rest. Never waits; ``None`` if nobody leads the tier, it is off, or too many
         requests are open: go on without."""
 
-    def reset(self) -> int:
+    def reset(self, *, wait: bool = True) -> int:
         """Invalidate every block of this namespace, and of the other groups of its fingerprint, for all processes at
         once, with one store; reservations made before can never be published. Blocks that are leased keep their bytes
-        until they are released. Returns the new epoch."""
+        until they are released. Returns the new epoch. With ``wait``, of a namespace that takes part in an SSD tier:
+        when the files have forgotten as well. ``PoolBusy`` if they have not after two seconds, or at once if the tier
+        is off or nobody leads it: then the blocks are invalid all the same, but could come back if the host went down
+        before the next leader has opened the files."""
 
     def stats(self) -> dict[str, int]:
         """``slots``, ``slots_free``, ``blocks_sealed``, ``blocks_reserved`` (counted by a scan)."""

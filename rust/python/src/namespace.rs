@@ -133,9 +133,10 @@ impl Namespace {
         Ok(py.engine(|| pool.prefetch(self.engine, &keys, parent, chained))?.map(Prefetch::new))
     }
 
-    fn reset(&self, py: Python<'_>) -> Result<u64> {
+    #[pyo3(signature = (*, wait=true))]
+    fn reset(&self, py: Python<'_>, wait: bool) -> Result<u64> {
         let pool = self.pool.get()?;
-        py.engine(|| pool.reset(self.engine))
+        py.engine(|| if wait { pool.reset(self.engine) } else { pool.reset_memory(self.engine) })
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {

@@ -306,11 +306,16 @@ impl Pool {
     /// new epoch. Where the namespace takes part in an SSD tier, waits a bounded time until that has forgotten too; it
     /// is an error of kind *busy* if it has not, and then only a crash of the host right now would bring blocks back.
     pub fn reset(&self, ns: Namespace) -> Result<u64> {
-        self.core.check_usable()?;
-        let epoch = self.core.reset(ns)?;
+        let epoch = self.reset_memory(ns)?;
         #[cfg(not(loom))]
         self.core.wait_until_forgotten(ns, epoch)?;
         Ok(epoch)
+    }
+
+    /// [`Pool::reset`] without the wait: an SSD tier takes note later.
+    pub fn reset_memory(&self, ns: Namespace) -> Result<u64> {
+        self.core.check_usable()?;
+        self.core.reset(ns)
     }
 
     /// Clean up after dead processes. Returns how many rows were.

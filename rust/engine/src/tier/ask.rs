@@ -1,7 +1,7 @@
 //! What every process of a pool may ask of its tier: where blocks are, that they come into memory, how it is doing.
 
 use std::sync::{Arc, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::board::{Asking, Step, Wish};
 use super::counters::Counter;
@@ -105,23 +105,30 @@ impl Core {
 
     /// Wait until the files have forgotten what was reset.
     pub(crate) fn wait_until_forgotten(&self, ns: Namespace, epoch: u64) -> Result<()> {
-        let (Some(segment), Some(origin)) = (self.tier_segment(), self.origin_of(ns)) else { return Ok(()) };
-        if !segment.is_used(origin.first) {
-            return Ok(());
-        }
         let started = Instant::now();
         self.tier.wake();
-        while segment.forgotten(origin.first) < epoch {
-            if started.elapsed() > SSD_FORGET_WAIT_MAX {
+        while let Some(segment) = self.lagging(ns, epoch) {
+            if gives_up(self.tier_state(segment), started.elapsed()) {
                 return Err(Error::busy(
                     "the blocks are reset for all processes, but the SSD tier has not forgotten them yet: look at its \
                      disks, and remove its files if the host goes down before it has",
                 ));
             }
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
+
+    /// The tier, if it is used for `ns` but its files have not forgotten what was before `epoch`.
+    fn lagging(&self, ns: Namespace, epoch: u64) -> Option<&Segment> {
+        let (segment, origin) = (self.tier_segment()?, self.origin_of(ns)?);
+        (segment.is_used(origin.first) && segment.forgotten(origin.first) < epoch).then_some(segment)
+    }
+}
+
+/// Whether a reset that was waited for so long is waited for no more: if the tier is off or nobody leads it, at once.
+pub(super) fn gives_up(state: TierState, waited: Duration) -> bool {
+    matches!(state, TierState::Off | TierState::None) || waited > SSD_FORGET_WAIT_MAX
 }
 
 /// What a record is looked up by.

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use super::ask::gives_up;
 use super::fake_pool::{Life, key, keys, until};
 use super::{Admission, Tier, TierState};
 use crate::ErrorKind;
-use crate::limits::SSD_REQUESTS_MAX;
+use crate::limits::{SSD_FORGET_WAIT_MAX, SSD_REQUESTS_MAX};
 use crate::ssd::fake_block::Fixture;
 use crate::ssd::fake_disk::Faults;
 
@@ -247,6 +248,33 @@ fn a_reset_while_blocks_are_being_read_is_not_undone_by_them() {
     assert_eq!(life.pool.lookup(life.ns, &chain, 0).unwrap(), 0);
     drop(request);
     life.assert_clean();
+    assert_eq!(life.fetch(&chain), Some(0));
+}
+
+#[test]
+fn a_reset_without_a_leader_is_an_error() {
+    let (fixture, chain) = (Fixture::new(1, 16), keys(0..8));
+    let life = spilled(&fixture, &chain, FEW);
+    life.pool.core().tier.stop("p");
+    assert_eq!(life.pool.reset(life.ns).unwrap_err().kind(), ErrorKind::Busy);
+}
+
+#[test]
+fn a_reset_waits_only_for_a_tier_that_works() {
+    for (state, waits) in
+        [(TierState::None, false), (TierState::Recovering, true), (TierState::Serving, true), (TierState::Off, false)]
+    {
+        assert_eq!(!gives_up(state, Duration::ZERO), waits, "{state:?}");
+        assert!(gives_up(state, SSD_FORGET_WAIT_MAX + Duration::from_millis(1)), "{state:?}");
+    }
+}
+
+#[test]
+fn a_reset_that_is_not_waited_for_reaches_the_files_all_the_same() {
+    let (fixture, chain) = (Fixture::new(1, 17), keys(0..8));
+    let life = spilled(&fixture, &chain, FEW);
+    life.pool.reset_memory(life.ns).unwrap();
+    until("forgetting", || life.pool.core().tier_segment().unwrap().forgotten(life.ns.id()) == 2);
     assert_eq!(life.fetch(&chain), Some(0));
 }
 
