@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pegaflow.errors import PegaFlowError
+from pegaflow.errors import PegaFlowError, PoolBusy
 
 COUNTERS = (
     "zones_done", "zones", "records", "read_bytes_per_second", "queued_bytes", "spilled_bytes", "read_bytes",
@@ -27,6 +27,12 @@ class FakeSsd:
         self.alive = True
         """Whether somebody leads the tier and its disks answer."""
         self.recovering = False
+        self.used: set[int] = set()
+        """Fingerprints that take part."""
+        self.lags = False
+        """Whether its files take long to take note of a reset."""
+        self.waits = 0
+        """How often somebody waited for that."""
         self.fails: Exception | None = None
         """What every call raises."""
 
@@ -61,6 +67,12 @@ class FakeSsd:
     def read_seconds(self, block_bytes: int) -> float | None:
         """As ``Pool.ssd_read_seconds``."""
         return block_bytes / self.bytes_per_second if self.alive else None
+
+    def forget(self) -> None:
+        """Take note of a reset."""
+        self.waits += 1
+        if self.lags or not self.alive:
+            raise PoolBusy("the blocks are reset, but the files have not forgotten them")
 
     def report(self) -> dict[str, Any]:
         """As ``Pool.ssd``."""

@@ -195,7 +195,10 @@ class FakeNamespace:
         return self.pool.others
 
     def use_ssd(self) -> bool:
-        return self.pool.tier is not None
+        if self.pool.tier is None:
+            return False
+        self.pool.tier.used.add(id(self._epochs))
+        return True
 
     def tiers(self, keys: Sequence[bytes]) -> bytes:
         tier = self.pool.tier
@@ -206,8 +209,10 @@ class FakeNamespace:
     ) -> "FakePrefetch | None":
         return self.pool.tier.ask(self, keys, parent, chained) if self.pool.tier else None
 
-    def reset(self) -> int:
+    def reset(self, *, wait: bool = True) -> int:
         self._epochs[0] += 1
+        if wait and self.pool.tier is not None:
+            self.pool.tier.forget()
         return self.epoch
 
 

@@ -126,6 +126,8 @@ class Loads:
     def allocated(self, state: RequestState, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
         """vLLM has blocks for ``external_tokens`` of what was offered: load them, or drop the offer if it is 0."""
         if external_tokens <= 0:
+            # It may have stopped asking before it took what was brought for it.
+            self._prefetches.drop(state.request.request_id, self._store.pool)
             self._release(self._table.withdraw(state))
             return
         if state.phase is Phase.QUEUED:
@@ -202,11 +204,15 @@ class Loads:
 
     def void_offers(self) -> None:
         """The cache was reset: what is on offer must not be loaded any more, and what was bad is gone."""
-        self._prefetches.drop_all(self._store.pool)
+        self.stop_waiting()
         self._bad_keys.clear()
         for state in self._table:
             if state.phase is Phase.OFFERED and state.offer is not None:
                 state.offer.void = True
+
+    def stop_waiting(self) -> None:
+        """Hold nothing any more for requests that wait for the SSD; they look again when they ask again."""
+        self._prefetches.drop_all(self._store.pool)
 
     def request_finished(self, request_id: str) -> None:
         """vLLM is done with the request; a load in flight keeps its leases."""
@@ -215,7 +221,7 @@ class Loads:
 
     def withdraw_all(self) -> None:
         """The engine stops: give back what is on offer. What workers may still be reading stays leased."""
-        self._prefetches.drop_all(self._store.pool)
+        self.stop_waiting()
         for state in self._table:
             self._release(self._table.withdraw(state))
 

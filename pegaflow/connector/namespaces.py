@@ -90,13 +90,15 @@ class Store:
         self._factors: Mapping[str, object] | None = None
         self._private: str | None = None
         """Once set, part of the fingerprint: nobody else finds what this engine saves."""
+        self._shared: list[Namespace] = []
+        """Stands for what engines share that were not reset; empty while that is not known."""
         self._reset_pending = False
-        self._unforgotten: list[Namespace] = []
-        """Reset, but the files on SSD do not know of it yet."""
+        """Whether what is shared has to be reset as soon as it is known."""
         self._retry_at = 0.0
         self._used = False
         self.ssd = False
-        """Whether the pool keeps blocks of these namespaces on SSD too."""
+        """Whether the pool keeps blocks of these namespaces on SSD too. Not those that are private: nobody would find
+        them after a restart."""
         self._ssd_asked = 0.0
         self._ssd_since: float | None = None
         """When the tier was told of new namespaces; ``None`` once it knows them."""
@@ -118,7 +120,7 @@ class Store:
             return
         with self._lock:
             self._shapes = dict(shapes)
-            self._namespaces = self._address = None
+            self._namespaces, self._shared, self._address = None, [], None
         problem = self._shape_problem()
         if problem:
             self.turn_off(problem)
@@ -149,7 +151,7 @@ class Store:
         now = time.monotonic()
         if not self.ssd and self._namespaces is not None and now - self._ssd_asked >= SSD_ASK_SECONDS:
             self._ssd_asked = now
-            self.ssd = _use_ssd(self._namespaces)
+            self.ssd = self._use_ssd(self._namespaces)
 
     def ssd_settles(self) -> bool:
         """Whether the tier does not say yet what it has, so that a request should ask again. Bounded in time."""
@@ -178,8 +180,8 @@ class Store:
 
     def reset(self, for_all: bool = True) -> bool:
         """Invalidate all blocks of this model for every process, with one step, and share nothing from now on: caches
-        are reset when weights were replaced, and what they are now cannot be told. False if nothing was done, so try
-        again.
+        are reset when weights were replaced, and what they are now cannot be told. False if nothing was done, or the
+        files on SSD have not taken note yet, so try again.
 
         Without namespaces yet, the blocks are invalidated as soon as it is known which they are. ``for_all`` False:
         this engine has computed nothing with other weights yet, so what others find stays valid.
@@ -187,15 +189,29 @@ class Store:
         if not self._lock.acquire(timeout=RESET_WAIT_SECONDS_MAX):
             return False
         try:
-            now = _one_of_each(self._namespaces or {}) if for_all or self._private is not None else []
-            self._unforgotten = [namespace for namespace in [*self._unforgotten, *now] if not _forgets(namespace)]
+            if self._private is not None:
+                _reset_memory(self._namespaces or {})
+            done = self._reset_shared() if for_all else True
             if self._private is None:
-                self._reset_pending = for_all and (self._namespaces is None or not self._used)
-                self._private, self._namespaces = uuid.uuid4().hex, None
+                self._private, self._namespaces, self.ssd = uuid.uuid4().hex, None, False
                 logger.info("PegaFlow: the cache was reset, so this engine shares no blocks with others any more.")
         finally:
             self._lock.release()
-        return not self._unforgotten
+        return done
+
+    def _reset_shared(self) -> bool:
+        """For every process. False if the files on SSD may take note later than this returns."""
+        if not self._shared or not self._used:
+            self._reset_pending, self._namespaces = True, None
+            return True
+        try:
+            for namespace in self._shared:
+                namespace.reset()
+        except PoolBusy as error:
+            logger.warning("PegaFlow: %s", error)
+            tier = self.pool.ssd() if self.pool is not None else None
+            return tier is None or tier["state"] in ("none", "off")  # asking again would bring nothing
+        return True
 
     def close(self) -> None:
         """Leave the pool. Idempotent."""
@@ -237,7 +253,7 @@ class Store:
     def _check_factors(self) -> None:
         """In a process that had another engine before, the root of that one's hashes may have been seen first."""
         if self._factors is not None and self._identity.factors() != self._factors:
-            self._namespaces = self._address = None
+            self._namespaces, self._shared, self._address = None, [], None
 
     def _create(self, may_open: bool = False) -> None:
         """``may_open``: open the pool too if it is still missing; not for the scheduler, which must not wait."""
@@ -276,8 +292,10 @@ class Store:
                 own += [size] if size else []
                 near += [shapes[rank].numa_node] if size else []
         if self._reset_pending:
-            _reset(self._open(pool, fingerprint(factors_all), sizes))
-            self._reset_pending = False
+            # Perhaps in the scheduler's own call: the files take note later.
+            shared = self._open(pool, fingerprint(factors_all), sizes)
+            _reset_memory(shared)
+            self._reset_pending, self._shared = False, _one_of_each(shared)
         key = fingerprint(factors_all if self._private is None else {**factors_all, "private": self._private})
         namespaces = self._open(pool, key, sizes)
         for number, namespace in namespaces.items():
@@ -288,13 +306,18 @@ class Store:
         named = [(group, key, tuple(own)) for group, own in sizes.items()]
         by_rank = {rank: tuple(parts[self._saver_of(rank)]) for rank in shapes}
         self._address = PoolAddress(pool.name, pool.shm_dir, pool.member(), by_rank, frozenset(savers), tuple(named))
-        self._factors, self._namespaces, self.ssd = factors, namespaces, _use_ssd(namespaces)
+        self._factors, self._namespaces, self.ssd = factors, namespaces, self._use_ssd(namespaces)
+        if self._private is None:
+            self._shared = _one_of_each(namespaces)
         self._ssd_since = time.monotonic() if self.ssd else None
         block_bytes = sum(namespace.block_bytes for namespace in namespaces.values())
         logger.info(
             "PegaFlow: pool %s at %s (%.1f GB), %d KV cache group(s) of %d bytes per block in all, namespace %s.",
             pool.name, pool.path, pool.pool_bytes / 1e9, len(namespaces), block_bytes, key.hex()[:16],
         )  # fmt: skip
+
+    def _use_ssd(self, namespaces: "Mapping[int, Namespace]") -> bool:
+        return self._private is None and all(namespace.use_ssd() for namespace in _one_of_each(namespaces))
 
     def _open(self, pool: "Pool", key: bytes, sizes: Mapping[int, list[int]]) -> "dict[int, Namespace]":
         return {group: pool.namespace(key, group, own, label=self._identity.label) for group, own in sizes.items()}
@@ -305,20 +328,6 @@ def _one_of_each(namespaces: "Mapping[int, Namespace]") -> "list[Namespace]":
     return list(namespaces.values())[:1]
 
 
-def _use_ssd(namespaces: "Mapping[int, Namespace]") -> bool:
-    return all(namespace.use_ssd() for namespace in _one_of_each(namespaces))
-
-
-def _reset(namespaces: "Mapping[int, Namespace]") -> None:
+def _reset_memory(namespaces: "Mapping[int, Namespace]") -> None:
     for namespace in _one_of_each(namespaces):
-        namespace.reset()
-
-
-def _forgets(namespace: "Namespace") -> bool:
-    """Reset it; whether the files on SSD have taken note as well."""
-    try:
-        namespace.reset()
-    except PoolBusy as error:
-        logger.warning("PegaFlow: %s", error)
-        return False
-    return True
+        namespace.reset(wait=False)

@@ -154,7 +154,6 @@ class SchedulerHalf:
         """Take what the workers finished: ``report`` of some or all ranks, ``received``: loads that all ranks ended,
         ``invalid``: ids of blocks that this or another connector could not fill."""
         run = self._guard.run
-        self._speed.ended()
         if invalid:
             run("giving up saves", None, partial(self._saves.distrust, invalid))
         if report is not None:
@@ -206,7 +205,9 @@ class SchedulerHalf:
         return self._saves.frees_soon()
 
     def take_events(self) -> list[Any]:
-        """Which blocks have come to the pool and gone since the last call, as vLLM's events."""
+        """Which blocks have come to the pool and gone since the last call, as vLLM's events. vLLM asks at the end of
+        each step, of those without tokens or news from workers too."""
+        self._speed.ended()
         return self._events.take()
 
     def reset(self, pausing: bool = False) -> bool:
@@ -218,6 +219,7 @@ class SchedulerHalf:
         """
         idle = self.table.loading == 0 and not self._landings
         if pausing and self._config.keep_on_sleep:
+            self._loads.stop_waiting()
             return idle
         for state in self.table:
             state.saved_blocks.clear()
@@ -269,7 +271,7 @@ class SchedulerHalf:
 
     def _look_at_ssd(self) -> None:
         self._store.look_for_ssd()
-        if self._store.ssd and self._store.pool is not None:
+        if self._store.pool is not None:
             self._ssd_report.observe(self._store.pool, self._recorder)
 
     def _watch(self) -> None:

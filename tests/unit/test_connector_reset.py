@@ -181,7 +181,26 @@ def test_engine_that_goes_to_sleep_takes_nothing_from_its_siblings(keep: bool) -
     assert hit(engine) == (40 if keep else 0)
     assert engine.scheduler.reset()
     assert hit(engine) == 0
-    assert hit(sibling) == (0 if keep else 40), "only an engine that shares can have saved something wrong"
+    assert hit(sibling) == 0, "somebody asked for this, so it is for all"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_reset_for_all_reaches_siblings_after_any_pause(known: bool) -> None:
+    sibling = MiniEngine()
+    warm(sibling)
+    engine = MiniEngine(pool=sibling.pool)
+    if known:
+        assert hit(engine) == 40
+    else:
+        engine.store._namespaces = None
+    assert engine.scheduler.reset(pausing=True)
+    for _ in range(3):
+        hit(engine)
+        assert hit(sibling) == 40
+        assert engine.scheduler.reset()
+        assert hit(engine) == 0
+        assert hit(sibling) == 0
+    assert len(engine.pool._namespaces) == 2
 
 
 def test_sleep_before_anything_is_known_resets_nobody_later() -> None:

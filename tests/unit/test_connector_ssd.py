@@ -8,7 +8,6 @@ import pytest
 from pegaflow.connector import namespaces, prefetching
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.speed import ComputeSpeed
-from pegaflow.errors import PoolBusy
 from tests.engine_races import random_events
 from tests.fake_ssd import BROKEN, FakeSsd
 from tests.fakes import FakePool
@@ -264,22 +263,110 @@ def test_reset_ends_waits_and_nothing_old_is_loaded() -> None:
 
 def test_reset_that_the_files_have_not_taken_yet_is_asked_for_again() -> None:
     engine = engine_behind_ssd()
-    namespace = engine.store.namespaces()[0]  # type: ignore[index]
-    calls = []
-
-    def reset() -> int:
-        calls.append(1)
-        raise PoolBusy("the tier has not forgotten yet")
-
-    namespace.reset = reset  # type: ignore[method-assign]
+    assert engine.store.namespaces() is not None
+    tier_of(engine).lags = True
     assert not engine.scheduler.reset()
-    assert not engine.scheduler.reset(), "of the namespace before the first reset"
-    assert len(calls) == 2
-    del namespace.reset
+    assert not engine.scheduler.reset()
+    assert tier_of(engine).waits == 2, "of what is shared, once each"
+    tier_of(engine).lags = False
     assert engine.scheduler.reset()
     request = engine.add(PROMPT)
     engine.run()
     assert request.hit_tokens == 0
+
+
+def test_reset_beside_a_tier_that_is_off_is_done_and_says_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    engine = engine_behind_ssd()
+    assert engine.store.namespaces() is not None
+    tier_of(engine).alive = False
+    with caplog.at_level("WARNING", "vllm.pegaflow"):
+        assert engine.scheduler.reset()
+    assert caplog.text.count("the files have not forgotten") == 1
+    tier_of(engine).alive = True
+    request = engine.add(PROMPT)
+    engine.run()
+    assert request.hit_tokens == 0
+
+
+def test_pauses_do_not_wait_for_the_files() -> None:
+    engine = engine_behind_ssd()
+    assert engine.store.namespaces() is not None
+    tier_of(engine).lags = True
+    assert not engine.scheduler.reset()
+    waits = tier_of(engine).waits
+    assert engine.scheduler.reset(pausing=True)
+    engine.add(PROMPT)
+    engine.run()
+    assert engine.scheduler.reset(pausing=True)
+    assert tier_of(engine).waits == waits
+
+
+def test_reset_that_comes_before_namespaces_never_waits_in_a_step() -> None:
+    sibling = engine_behind_ssd()
+    spaces = sibling.store.namespaces()
+    assert spaces is not None
+    engine = MiniEngine(SINGLE, sibling.pool)
+    engine.identity.ready = False
+    assert engine.scheduler.reset()
+    tier_of(engine).lags = True
+    engine.identity.ready = True
+    for _ in range(3):
+        engine.add(PROMPT)
+        engine.run()
+    assert tier_of(engine).waits == 0
+    assert spaces[0].epoch == 2, "reset once"
+    request = sibling.add(PROMPT)
+    sibling.run()
+    assert request.hit_tokens == 0
+
+
+def test_private_blocks_are_not_for_the_ssd() -> None:
+    engine = engine_behind_ssd()
+    assert engine.store.namespaces() is not None
+    used = set(tier_of(engine).used)
+    assert engine.scheduler.reset(pausing=True)
+    for _ in range(2):
+        request = engine.add(PROMPT)
+        engine.run()
+        engine.store._ssd_asked = 0.0
+        engine.step()
+    assert request.hit_tokens == 40, "in memory"
+    assert not engine.store.ssd
+    assert tier_of(engine).used == used
+    engine.scheduler._ssd_report._next_look = 0.0
+    engine.step()
+    assert engine.recorder.gauges["ssd_serving"] == 1, "of the whole pool"
+
+
+def put_off(**options: Any) -> tuple[MiniEngine, Any]:
+    """An engine whose request waits and holds some of what it waits for."""
+    engine = engine_behind_ssd(**options)
+    tier_of(engine).keys_max, tier_of(engine).blocks_per_poll = 2, 1
+    request = engine.add(PROMPT, more=30)
+    for _ in range(3):
+        engine.step()
+    assert request.state == "waiting"
+    assert engine.pool.leased() > 0
+    return engine, request
+
+
+def test_request_that_goes_on_without_the_cache_holds_nothing_of_what_was_brought() -> None:
+    engine, request = put_off()
+    engine.store.turn_off("of a test")
+    engine.step()
+    assert request.state == "running"
+    assert engine.pool.leased() == 0
+    assert not tier_of(engine).open
+
+
+def test_engine_that_sleeps_holds_nothing_that_was_brought_and_asks_again_later() -> None:
+    engine, request = put_off(keep_on_sleep=True)
+    assert engine.scheduler.reset(pausing=True)
+    assert engine.pool.leased() == 0
+    assert not tier_of(engine).open
+    engine.run()
+    assert request.num_tokens == len(PROMPT) + 30
+    engine.assert_nothing_held()
 
 
 def test_failure_of_the_tier_is_a_miss_and_reaches_nobody() -> None:
@@ -360,23 +447,46 @@ def test_any_sequence_of_events_beside_a_tier_leaves_nothing_behind(seed: int) -
     assert not pool.tier.open
 
 
-def test_speed_is_that_of_the_fastest_of_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_is_that_of_most_tokens_of_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     speed = ComputeSpeed()
+
+    def step(tokens: int, seconds: float) -> None:
+        speed.planned(tokens)
+        now[0] += seconds
+        speed.ended()
+
     assert speed.seconds(100) is None
-    speed.planned(1)
-    now[0] = 1.0
-    speed.ended()
+    step(1, 1.0)
     assert speed.seconds(100) is None, "one token says nothing"
     # Two steps on their way together: the second begins when the first ends.
     speed.planned(1_000)
     speed.planned(1_000)
-    now[0] = 2.0
+    now[0] += 1.0
     speed.ended()
-    now[0] = 2.5
+    now[0] += 1.0
     speed.ended()
-    assert speed.seconds(1_000) == 0.5
+    assert speed.seconds(1_000) == 1.0
+    step(900, 1e-5)
+    assert speed.seconds(1_000) == 1.0, "one odd step counts for little"
+    for _ in range(20):
+        step(32, 1.0)
+    assert speed.seconds(1_000) == 1.0, "short steps count for little"
+
+
+def test_steps_without_tokens_do_not_end_those_with_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    engine = MiniEngine()
+    for tokens in [1_000, 0] * 5:
+        engine.scheduler.plan(list, 0)
+        engine.scheduler.plan(list, tokens)
+        engine.scheduler.update(None, ())  # news of workers, which come with some steps only
+        engine.scheduler.take_events()
+        now[0] += 1.0
+        engine.scheduler.take_events()
+        assert engine.scheduler._speed.seconds(1_000) == 1.0
 
 
 def test_requests_ask_again_while_the_tier_opens_its_files_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
