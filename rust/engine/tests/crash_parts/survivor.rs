@@ -11,11 +11,9 @@ use crate::kill::stopwatch::{Stopwatch, Took};
 
 /// Blocks that the survivor holds all the time.
 const HELD: u64 = 8;
-/// Longest time of one operation, whatever happens to siblings: one wait for a lock, and slack for a slow host.
-const OPERATION_MAX: Duration = Duration::from_millis(50);
-/// A reset looks for the file of an SSD tier. In the kernel that waits for whoever is changing the directory, even if he
-/// has no CPU just now.
-const RESET_MAX: Duration = Duration::from_secs(1);
+/// No operation may take longer, whatever happens to siblings. What is aimed at is a wait of 20 ms for a lock; the
+/// longest is printed.
+const OPERATION_MAX: Duration = Duration::from_secs(1);
 /// Background threads may still be at work; what counts is what stays.
 const SETTLED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -65,11 +63,8 @@ impl Survivor {
         let mut longest = Took::default();
         let mut time = |name: &str, work: &mut dyn FnMut()| {
             let (_, took) = watch.time(work);
-            let (most, counts) = if name == "reset" { (RESET_MAX, false) } else { (OPERATION_MAX, true) };
-            assert!(took.own < most, "{name} took {took:?}");
-            if counts {
-                longest = longest.max(took);
-            }
+            assert!(took.own < OPERATION_MAX, "{name} took {took:?}");
+            longest = longest.max(took);
         };
         let first = (1 << 48) + (seed << 8);
         let absent = keys(first..first + 100);
