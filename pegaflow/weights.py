@@ -18,6 +18,9 @@ PIECES_PER_TENSOR = 16
 PIECES_PER_FILE_MAX = 65_536
 PIECES_PER_OPAQUE_FILE = 4_096
 HEADER_BYTES_MAX = 256 << 20
+LINKS_MAX = 40
+"""As many as the kernel follows."""
+
 START_SECONDS_MIN = 0.1
 """Within so many seconds of its start no process has loaded weights; the kernel counts starts in ticks of 10 ms."""
 
@@ -57,19 +60,36 @@ def processors_digest(path: str) -> str:
 
 
 def changed_since_start(path: str) -> bool:
-    """Whether weights were written after this process started, which may have loaded what was there before. Files that
-    are named by their content cannot be overwritten by others."""
+    """Whether weights were put there after this process started, which may have loaded what was there before. Files
+    that are named by their content cannot be overwritten by others."""
     started = process_started() + START_SECONDS_MIN
-    return any(file.stat().st_mtime > started and not _blob_name(file) for file in _weight_files(Path(path)))
+    files = (file for file in _weight_files(Path(path)) if not _blob_name(file))
+    return any(max(stat.st_mtime, stat.st_ctime) > started for stat in map(Path.stat, files))
 
 
-def stamps(path: str) -> tuple[tuple[str, int, int, int], ...]:
-    """Name, time, length and inode of each file of weights and of the configurations beside them: something changes
-    when one of them is replaced."""
+Stamps = tuple[tuple[str, int, int, int, int], ...]
+"""Name, time of the content, time of any change (ns), length and inode of whatever says which bytes a path has."""
+
+
+def stamps(path: str) -> Stamps:
+    """Of each file of weights and of the configurations beside them, of the links on the way there, of the directory,
+    and of what a hub's cache calls its newest revision. Something changes when one of them is replaced, added or
+    removed, whatever times a copy keeps."""
     root = Path(path)
     files = _weight_files(root) + (sorted(root.glob("*config.json")) if root.is_dir() else [])
-    stats = [(file.name, file.stat()) for file in files]
-    return tuple((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
+    if root.parent.name == "snapshots":
+        files += sorted((root.parent.parent / "refs").glob("main"))
+    stats = {}
+    for place in (root, *files):
+        stats |= {f"link {link}": link.lstat() for link in _links(place)}
+        stats[str(place)] = place.stat()
+    return tuple((name, s.st_mtime_ns, s.st_ctime_ns, s.st_size, s.st_ino) for name, s in stats.items())
+
+
+def stamped_since_start(stamped: Stamps) -> bool:
+    """Whether any of this was changed after this process started. Nobody can set the time of the change itself."""
+    started_ns = int((process_started() + START_SECONDS_MIN) * 1e9)
+    return any(max(written_ns, changed_ns) > started_ns for _, written_ns, changed_ns, _, _ in stamped)
 
 
 def process_started() -> float:
@@ -78,6 +98,17 @@ def process_started() -> float:
         ticks = int(stat.read().rpartition(b")")[2].split()[19])
     uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.time() - (uptime - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """Each symbolic link that is followed on the way to ``path``."""
+    rest = Path.cwd() / path
+    for _ in range(LINKS_MAX):
+        link = next((place for place in reversed((rest, *rest.parents)) if place.is_symlink()), None)
+        if link is None:
+            return
+        yield link
+        rest = link.parent / link.readlink() / rest.relative_to(link)
 
 
 def _weight_files(root: Path) -> list[Path]:

@@ -209,7 +209,7 @@ def adapters(vllm_config: Any) -> Adapters:
     lora = getattr(vllm_config, "lora_config", None)
     names = ("lora_dtype", "fully_sharded_loras", "target_modules", "enable_tower_connector_lora")
     traits = " ".join(f"{name}={getattr(lora, name, None)}" for name in names)
-    return Adapters(traits, vllm_config.load_config.download_dir)
+    return Adapters(traits)
 
 
 def skips_reading(request: Any) -> bool:

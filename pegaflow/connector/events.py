@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pegaflow.connector.geometry import Group
@@ -152,7 +153,7 @@ class Events:
             self._queue.append(block)
         surplus = len(self._announced) - ANNOUNCED_MAX
         if surplus > 0:
-            self._remove(list(self._announced)[:surplus])
+            self._remove(list(islice(self._announced, surplus)))
 
     def _remove(self, names: Sequence[tuple[int, bytes]]) -> None:
         self._queue += [RemovedBlock(name[0], self._announced.pop(name)) for name in names]

@@ -23,6 +23,11 @@ NEEDS_STATES = (
     "--enable-prefix-caching, and without another --mamba-cache-mode than align"
 )
 
+NEEDS_ONE_STAGE = (
+    "recurrent layers (MambaSpec) are not cached with pipeline parallelism and speculative decoding together: ranks "
+    "before the last may not have the state of the accepted tokens when it is copied; use one of the two"
+)
+
 
 def taking_part(kv_cache_config: Any) -> list[tuple[int, Any]]:
     """Groups whose blocks are saved and loaded, with their numbers. vLLM rebuilds the others after a hit itself: what
@@ -58,6 +63,8 @@ def geometry(vllm_config: Any, kv_cache_config: Any) -> Geometry:
         recurrent = _kind(_layers_of(group.kv_cache_spec)) is GroupKind.STATE
         if recurrent and not _keeps_states(group.kv_cache_spec):
             made, why = _refused(made), NEEDS_STATES
+        elif recurrent and _drafts_in_stages(vllm_config):
+            made, why = _refused(made), NEEDS_ONE_STAGE
         groups.append(made)
     plain = len(groups) == 1 and groups[0].kind is GroupKind.FULL
     if not plain and not (features().failed_requests and features().block_state):
@@ -119,6 +126,12 @@ def _refused(group: Group) -> Group:
 def _keeps_states(spec: Any) -> bool:
     """Whether vLLM keeps states at the ends of blocks and says in which blocks they are."""
     return features().boundary_states and all(layer.mamba_cache_mode == "align" for layer in _layers_of(spec))
+
+
+def _drafts_in_stages(vllm_config: Any) -> bool:
+    """Whether the ranks of a pipeline compute tokens that may be taken back."""
+    drafts = int(getattr(getattr(vllm_config, "speculative_config", None), "num_speculative_tokens", 0) or 0)
+    return drafts > 0 and int(vllm_config.parallel_config.pipeline_parallel_size) > 1
 
 
 def _ahead_tokens(vllm_config: Any) -> int:

@@ -7,11 +7,12 @@ it does not have, so a job that ends early waits for the job that holds the begi
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pegaflow.connector.adapters import Adapter
 from pegaflow.connector.events import Events, StoredBlock
 from pegaflow.connector.geometry import Geometry, Group, GroupKind
 from pegaflow.connector.log import logger
@@ -49,6 +50,10 @@ class _Job:
     """All blocks of the request when the job was planned: what is saved was computed from them."""
     loads: set[str] = field(default_factory=set)
     """Requests whose loads are not over and may yet turn out to have failed: we computed from what they bring."""
+    adapter: Adapter | None = None
+    """The adapter that it was computed with."""
+    look: int = 0
+    """Look at the adapter's files that has to confirm it: workers may have read them anew before this very step."""
     followers: list[int] = field(default_factory=list)
     """Jobs that wait for this one."""
     failed: set[int] = field(default_factory=set)
@@ -57,7 +62,12 @@ class _Job:
     @property
     def is_over(self) -> bool:
         """Whether all ranks are done, and nobody has to be waited for."""
-        return self.ranks_left <= 0 and not self.waits_for and not self.loads
+        return self.ranks_left <= 0 and not self.waits_for and not self.loads and self.weights_known is not None
+
+    @property
+    def weights_known(self) -> bool | None:
+        """Whether it was computed with the weights that its keys stand for; ``None``: that is not known yet."""
+        return self.adapter is None or self.adapter.confirms(self.look)
 
 
 class Saves:
@@ -74,9 +84,11 @@ class Saves:
         tails: Tails,
         events: Events,
         landing: Callable[[Tables], set[str]],
+        ask: Callable[[Adapter], int],
     ) -> None:
-        """``landing``: requests whose loads may still write some block of these tables."""
+        """``landing``: requests whose loads may still write some block of these tables. ``ask``: ``Adapters.ask``."""
         self._landing = landing
+        self._ask = ask
         self._geometry = geometry
         self._events = events
         self._store = store
@@ -89,6 +101,8 @@ class Saves:
         self._ids = itertools.count(1)
         self._keys_in_flight: dict[tuple[int, bytes], int] = {}
         self._late: list[SaveJob] = []
+        self._with_adapters: list[int] = []
+        """Jobs that wait for a look at an adapter's files, perhaps among others that are over."""
 
     @property
     def pending(self) -> int:
@@ -142,27 +156,31 @@ class Saves:
                     if chosen:
                         room -= len(chosen)
                         refs, ids, chosen_keys, before, positions = zip(*chosen, strict=True)
+                        blocks.append((group.index, refs, ids))  # first of all: what fails from here on is undone
                         full = [position for position in positions if position is not None]
                         described += self._events.describe(state, group, full)
-                        blocks.append((group.index, refs, ids))
                         keys += [(group.index, key) for key in chosen_keys]
                         parents |= {(group.index, parent) for parent in before if parent}
             if not blocks:
                 return None
+            loads = self._landing(tables)
+            look = self._ask(state.adapter) if state.adapter is not None else 0
             pinned = self._pins.pin([block_id for _, _, ids in blocks for block_id in ids])
-        finally:
-            if blocks and not pinned:
-                state.saved_blocks, state.tail_looked_at = looked_at
-                self._abort([ref for _, refs, _ in blocks for ref in refs])
+        except BaseException:
+            state.saved_blocks, state.tail_looked_at = looked_at
+            self._abort([ref for _, refs, _ in blocks for ref in refs])
+            raise
         job_id = next(self._ids)
         waits_for = {self._keys_in_flight[parent] for parent in parents if parent in self._keys_in_flight}
         for earlier in waits_for:
             self._jobs[earlier].followers.append(job_id)
         refs_all = [ref for _, refs, _ in blocks for ref in refs]
-        loads = self._landing(tables)
+        now = time.monotonic()
         self._jobs[job_id] = _Job(
-            refs_all, keys, pinned, self._ranks, waits_for, time.monotonic(), described, tables, loads
+            refs_all, keys, pinned, self._ranks, waits_for, now, described, tables, loads, state.adapter, look
         )
+        if state.adapter is not None:
+            self._with_adapters.append(job_id)
         self._keys_in_flight.update(dict.fromkeys(keys, job_id))
         return SaveJob(job_id, tuple(blocks))
 
@@ -190,16 +208,17 @@ class Saves:
 
     def load_over(self, request_id: str, ok: bool) -> None:
         """A load that vLLM went on with is over. If it failed, nothing that was computed behind it is saved."""
-        behind = [job_id for job_id, job in self._jobs.items() if request_id in job.loads]
-        for job_id in behind:
-            job = self._jobs.get(job_id)
-            if job is None:
-                continue  # completed with one before it
+        behind = [job for job in self._jobs.values() if request_id in job.loads]
+        for job in behind:
             job.loads.discard(request_id)
             if not ok:
                 job.failed.update(job.refs)
-            if job.is_over:
-                self._take_out(job_id, self._complete)
+        self._complete_those_over(list(self._jobs))
+
+    def complete_confirmed(self) -> None:
+        """Complete the jobs that had only to wait for a look at the files of their adapter."""
+        self._with_adapters = [job_id for job_id in self._with_adapters if job_id in self._jobs]
+        self._complete_those_over(self._with_adapters)
 
     def distrust(self, block_ids: Collection[int]) -> None:
         """Some blocks could not be filled by whoever had promised it: nothing that was computed from them is saved."""
@@ -227,8 +246,7 @@ class Saves:
         self._late.clear()
         self._keys_in_flight.clear()
         jobs, self._jobs = self._jobs, {}
-        for job in jobs.values():
-            self._abandon(job)
+        _try_all(partial(self._abandon, job) for job in jobs.values())
 
     def _reserve(
         self,
@@ -342,6 +360,16 @@ class Saves:
         slots = namespace.reserve([keys[block] for block in blocks], parents=[parents[block] for block in blocks])
         return {blocks[index]: ref for index, ref in slots}
 
+    def _complete_those_over(self, job_ids: Sequence[int]) -> None:
+        """Complete each of these jobs that nothing is missing for any more, whatever fails with others."""
+        over = [job_id for job_id in job_ids if self._jobs[job_id].is_over]
+
+        def complete(job_id: int) -> None:
+            if job_id in self._jobs:  # not completed with one before it
+                self._take_out(job_id, self._complete)
+
+        _try_all(partial(complete, job_id) for job_id in over)
+
     def _take_out(self, job_id: int, end: Callable[[_Job], None]) -> None:
         """``end`` a job, then complete those that all ranks reported and that only waited for it."""
         ready = [(job_id, end)]
@@ -372,6 +400,8 @@ class Saves:
     def _complete(self, job: _Job) -> None:
         pool = self._store.pool
         visible = 0
+        if not job.weights_known:
+            job.failed.update(job.refs)
         try:
             if pool is not None:
                 visible = pool.publish([ref for ref in job.refs if ref not in job.failed])
@@ -395,3 +425,15 @@ class Saves:
                 self._store.pool.quarantine(job.refs)
         finally:
             self._pins.unpin(job.pins)
+
+
+def _try_all(steps: Iterable[Callable[[], None]]) -> None:
+    """Take each step whatever becomes of the others, then raise the first error."""
+    errors = []
+    for step in steps:
+        try:
+            step()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

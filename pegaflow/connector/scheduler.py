@@ -92,7 +92,10 @@ class SchedulerHalf:
         )
         self._events = Events(event_maker, store.namespaces)
         landing = self._landings.under
-        self._saves = Saves(geometry, store, self._pins, recorder, ranks, overdue_seconds, tails, self._events, landing)
+        ask = self._adapters.ask
+        self._saves = Saves(
+            geometry, store, self._pins, recorder, ranks, overdue_seconds, tails, self._events, landing, ask
+        )
         if store.pool is not None and config.ssd_directories:
             self._ssd_report.start(store.pool)
         if (config.pd_tail_save or config.pd_tail_load) and not tails.possible:
@@ -136,6 +139,7 @@ class SchedulerHalf:
         self._speed.planned(tokens)
         self._wiped_later = self._wiped_later and not runs_model
         self._guard.run("looking at the SSD tier", None, self._look_at_ssd)
+        self._guard.run("publishing saves", None, self._saves.complete_confirmed)
         loads = self._loads.take_jobs()
         saves = self._saves.take_late()
         if not self._was_idle():

@@ -97,6 +97,10 @@ class Engine:
                 self._step()
             assert time.monotonic() < deadline, "the engine was never ready"
             time.sleep(0.001)
+        while any(one.queued for one in known if one is not None):
+            assert time.monotonic() < deadline, "adapters were never sampled"
+            time.sleep(0.001)
+        adapters._look = lambda adapter: None
 
     # -- from outside -------------------------------------------------------------------------------------------------
 

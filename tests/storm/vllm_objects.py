@@ -3,9 +3,9 @@
 import atexit
 import copy
 import json
-import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -41,6 +41,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+import pegaflow.weights
 from tests.storm.plan import EnginePlan, GroupPlan, RequestPlan
 from tests.storm.texts import Text
 
@@ -80,7 +81,7 @@ def adapter(name: str) -> LoRARequest:
     weights = directory / "adapter_model.safetensors"
     weights.write_bytes(name.encode() * 100)
     (directory / "adapter_config.json").write_text("{}")
-    os.utime(weights, (1, 1))
+    pegaflow.weights.process_started = time.time
     return LoRARequest(name, 1 + ord(name), str(directory))
 
 

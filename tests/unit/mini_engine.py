@@ -7,6 +7,7 @@ Caches are in host memory, or wherever ``memory`` puts them.
 import ctypes
 import hashlib
 import itertools
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -288,6 +289,7 @@ class MiniEngine:
         for request, count in scheduled.items():
             request.num_computed_tokens += count
         self.before_workers()
+        self._wait_for_adapters()
         self._run_workers(plan, scheduled)
         for request in scheduled:
             if request.num_computed_tokens == request.num_tokens:
@@ -295,6 +297,13 @@ class MiniEngine:
                 if request.num_tokens >= request.target_tokens:
                     self._finish(request)
         return plan
+
+    def _wait_for_adapters(self) -> None:
+        """A forward pass takes longer than a look at some files."""
+        adapters = self.scheduler._adapters._known.values()
+        deadline = time.monotonic() + 10.0
+        while any(one.queued for one in adapters) and time.monotonic() < deadline:
+            time.sleep(0.0005)
 
     def _schedule(self) -> dict[MiniRequest, int]:
         scheduled = {}

@@ -1,6 +1,8 @@
 """KV events: what a router has heard is what an instance can load from the pool."""
 
 import random
+from collections import OrderedDict
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,6 +186,28 @@ def test_what_is_announced_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.run()
     router.listen()
     assert router.stored == 13
+
+
+class Walked(OrderedDict[tuple[int, bytes], bytes]):
+    """Counts how many of its names somebody went through."""
+
+    seen = 0
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        for name in super().__iter__():
+            self.seen += 1
+            yield name
+
+
+def test_surplus_costs_what_it_is_and_not_what_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "ANNOUNCED_MAX", 1_000)
+    ours = Events(Maker(), lambda: None)
+    blocks = [StoredBlock(0, b"%d" % i, b"%d" % i, None, (), None, None, None) for i in range(1_003)]
+    ours._announce(blocks[:1_000])
+    walked = ours._announced = Walked(ours._announced)
+    ours._announce(blocks[1_000:])
+    assert list(ours._queue[-3:]) == [RemovedBlock(0, b"%d" % i) for i in range(3)]
+    assert walked.seen <= 4
 
 
 def test_only_a_part_is_looked_up_in_each_step_and_all_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,17 @@ def test_recurrent_layers_are_refused_where_vllm_does_not_hand_out_states(monkey
     assert groups.geometry(config(), caches(FULL, CHUNKED)).problem is None
 
 
+@pytest.mark.parametrize(("stages", "drafts", "cached"), [(1, 2, True), (2, 0, True), (2, 2, False)])
+def test_recurrent_layers_are_refused_where_a_pipeline_computes_drafts(stages: int, drafts: int, cached: bool) -> None:
+    made = config(pipeline_parallel_size=stages)
+    if drafts:
+        made.speculative_config = SimpleNamespace(use_eagle=lambda: False, num_speculative_tokens=drafts)
+    geometry = groups.geometry(made, caches(FULL, states()))
+    assert (geometry.problem is None) is cached
+    assert cached or "pipeline" in str(geometry.problem)
+    assert groups.geometry(made, caches(FULL, WINDOW)).problem is None
+
+
 def test_drafter_costs_the_last_block_of_its_own_group() -> None:
     geometry = groups.geometry(config(drafts=1), caches(FULL, WINDOW, states(), drafter=0))
     assert [group.extra_blocks for group in geometry.groups] == [1, 0, 0]

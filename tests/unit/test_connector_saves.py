@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -110,6 +111,62 @@ def test_error_in_a_later_group_gives_back_what_earlier_groups_reserved() -> Non
     assert state is not None
     assert state.saved_blocks == {}
     assert not engine.scheduler.has_pending_saves()
+
+
+class BrokenAt:
+    """A function that fails at one of its calls."""
+
+    def __init__(self, original: Any, call: int = 1) -> None:
+        self.original, self.call, self.calls = original, call, 0
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.call:
+            raise RuntimeError("bug")
+        return self.original(*arguments, **more)
+
+
+@pytest.mark.parametrize("place", ["_events.describe", "_landing", "_pins.pin"])
+def test_error_behind_a_reservation_gives_it_back_and_the_blocks_are_saved_later(place: str) -> None:
+    engine = MiniEngine(blocks=400)
+    owner, _, name = f"_saves.{place}".rpartition(".")
+    part = attrgetter(owner)(engine.scheduler)
+    broken = BrokenAt(getattr(part, name))
+    setattr(part, name, broken)
+    request = engine.add(PROMPT)
+    engine.step()
+    assert broken.calls == 1
+    assert engine.recorder.counters.pop("hook_errors") == 1
+    assert engine.pool.reserved() == []
+    assert not engine.scheduler.has_pending_saves()
+    engine.run()
+    assert visible(engine, request) == 10
+    engine.assert_nothing_held()
+
+
+def jobs_behind_a_load(engine: MiniEngine, count: int) -> BrokenAt:
+    """Jobs that have only to wait for a load, and what unpins their blocks, which fails at the first."""
+    saves = engine.scheduler._saves
+    saves._jobs = {n: _Job([], [], [], 0, set(), time.monotonic(), loads={"load"}) for n in range(1, count + 1)}
+    broken = BrokenAt(saves._pins.unpin)
+    saves._pins.unpin = broken  # type: ignore[method-assign]
+    return broken
+
+
+def test_error_with_one_job_behind_a_load_does_not_leave_the_others_waiting() -> None:
+    engine = MiniEngine()
+    broken = jobs_behind_a_load(engine, 3)
+    with pytest.raises(RuntimeError, match="bug"):
+        engine.scheduler._saves.load_over("load", True)
+    assert broken.calls == 3
+    assert engine.scheduler._saves.pending == 0
+
+
+def test_error_with_one_job_at_the_end_does_not_keep_the_blocks_of_others() -> None:
+    engine = MiniEngine()
+    broken = jobs_behind_a_load(engine, 3)
+    engine.scheduler.shutdown()
+    assert broken.calls == 3
 
 
 class Watched(dict[int, _Job]):

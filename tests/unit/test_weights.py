@@ -136,13 +136,21 @@ def test_name_that_a_hub_cache_gave_the_content_counts(tmp_path: Path) -> None:
     assert prints[0] == prints[2] != prints[1]
 
 
-def test_weights_that_are_newer_than_the_process_are_told(tmp_path: Path) -> None:
+def test_weights_that_are_newer_than_the_process_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "a", **tensors()) / "model.safetensors"
     assert changed_since_start(str(tmp_path / "a"))
-    os.utime(path, (0, process_started() + 0.02))  # written just before: starts are known to a tick
+    os.utime(path, (0, 0))
+    assert changed_since_start(str(tmp_path / "a")), "a copy that keeps times is new all the same"
+    start = path.stat().st_ctime - 0.02  # written just before: starts are known to a tick
+    monkeypatch.setattr(weights, "process_started", lambda: start)
     assert not changed_since_start(str(tmp_path / "a"))
+    os.utime(path, (0, start + 10))
+    assert changed_since_start(str(tmp_path / "a"))
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(weights, "process_started", lambda: path.stat().st_ctime)
     (tmp_path / "a" / "README.md").write_text("new")
     assert not changed_since_start(str(tmp_path / "a"))
+    monkeypatch.setattr(weights, "process_started", lambda: 0.0)
     assert not changed_since_start(str(in_hub_cache(tmp_path / "hub", "0123")))
 
 
