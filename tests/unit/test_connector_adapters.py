@@ -177,8 +177,9 @@ def test_link_above_the_adapter_counts(tmp_path: Path, monkeypatch: pytest.Monke
 def test_blob_that_came_to_a_hub_cache_after_the_start_is_shared_with_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_adapter(tmp_path / "snapshots" / "a")
+    (tmp_path / "snapshots").mkdir()
     (tmp_path / "blobs").mkdir()
+    path = make_adapter(tmp_path / "snapshots" / "a")
     start_now(monkeypatch)
     (path / "adapter_model.bin").rename(tmp_path / "blobs" / "0123")
     (path / "adapter_model.bin").symlink_to(tmp_path / "blobs" / "0123")
