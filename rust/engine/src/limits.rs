@@ -184,6 +184,10 @@ pub const SSD_HINT_BUCKETS_MAX: u64 = 1 << 22;
 pub const SSD_BYTES_PER_HINT_BUCKET: u64 = 256 << 10;
 /// Bytes of blocks that are being read from SSD, or are held for who asked for them; also a quarter of the pool.
 pub const SSD_HELD_BYTES_MAX: u64 = 4 << 30;
+/// Pause after no slot was to be had for a block that is to be read from SSD.
+pub const SSD_SLOT_PAUSE: Duration = Duration::from_millis(20);
+/// A request to the SSD tier that has found blocks waits no longer than this for slots for others.
+pub const SSD_SLOT_WAIT_MAX: Duration = Duration::from_millis(100);
 /// How long what was read from SSD is held for who asked for it.
 pub const SSD_HELD_MAX: Duration = Duration::from_secs(10);
 /// How long a reset waits until the SSD tier has forgotten.
@@ -210,6 +214,8 @@ pub const SSD_OPEN_WAIT_MAX: Duration = Duration::from_secs(3);
 pub const SSD_OPEN_RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// Reads that wait for so long while none ends are not worth waiting for.
 pub const SSD_STALL_MAX: Duration = Duration::from_millis(500);
+/// From a leader of the SSD tier that has not looked around for so long nothing is expected.
+pub const SSD_SILENCE_MAX: Duration = Duration::from_secs(1);
 /// Bandwidth of reads that is assumed before any was measured.
 pub const SSD_BANDWIDTH_ASSUMED: u64 = 500_000_000;
 /// How long a process that leaves the pool waits for its disks.

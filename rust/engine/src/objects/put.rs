@@ -57,7 +57,8 @@ impl Inner {
 
     fn publish(&self, hash: &Key, mut reservation: Reservation<'_>) -> Result<()> {
         let core = self.core();
-        let pending = Pending { ns: self.classes.namespace(HEAD), key: *hash, parent: None };
+        let ns = self.classes.namespace(HEAD);
+        let pending = Pending { ns, key: *hash, parent: None, account: core.me.row };
         let mut patience = Patience::default();
         // Anything but success means that the bucket's lock could not be had in time.
         while core.publish_one(reservation.head, &pending, true) != Published::Visible {

@@ -25,18 +25,19 @@ impl Core {
         self.with_recent_shares(|shares| shares.clone())
     }
 
-    /// Whether a block that was chosen to go still may: its owner has more than its share, or has none.
-    pub(crate) fn may_take(&self, stamp: u64) -> bool {
-        owner_of(stamp).filter(|row| *row != self.me.row).is_none_or(|row| {
+    /// Whether a block that was chosen to go for the instance `account` still may: its owner has more than its share,
+    /// or has none.
+    pub(crate) fn may_take(&self, stamp: u64, account: u32) -> bool {
+        owner_of(stamp).filter(|row| *row != account).is_none_or(|row| {
             self.with_recent_shares(|shares| !shares.is_instance(row) || shares.of(row).excess_bytes() > 0)
         })
     }
 
-    /// This process has evicted a block of that stamp to store one of its own.
-    pub(crate) fn note_taken(&self, stamp: u64, bytes: u64) {
+    /// This process has evicted a block of that stamp to store one of the instance `account`.
+    pub(crate) fn note_taken(&self, stamp: u64, account: u32, bytes: u64) {
         let mut counted = self.counted_shares.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(counted) = counted.as_mut() {
-            counted.shares.transfer(owner_of(stamp), self.me.row, bytes);
+            counted.shares.transfer(owner_of(stamp), account, bytes);
         }
     }
 
@@ -89,7 +90,7 @@ mod tests {
         due_in(Duration::ZERO);
         assert_eq!(used_blocks(), 2);
         due_in(Duration::from_secs(3600));
-        core.note_taken(core.control.stamp(blocks[0].slot()).load(SeqCst), 1024);
+        core.note_taken(core.control.stamp(blocks[0].slot()).load(SeqCst), core.me.row, 1024);
         assert_eq!(used_blocks(), 3, "taken from nobody since");
         core.set_weight(17);
         assert_eq!(used_blocks(), 2, "the pool is divided anew");

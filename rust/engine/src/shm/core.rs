@@ -55,7 +55,8 @@ pub(crate) struct Core {
     pub(crate) extent_cache: Mutex<ExtentCache>,
     pub(crate) used_segments: Mutex<(u64, (usize, bool))>,
     pub(crate) free_cursors: Mutex<HashMap<u32, FreeCursor>>,
-    pub(crate) evict_queues: Mutex<HashMap<u32, EvictQueue>>,
+    /// By namespace and by the row for which room is made.
+    pub(crate) evict_queues: Mutex<HashMap<(u32, u32), EvictQueue>>,
     pub(crate) counted_shares: Mutex<Option<Counted>>,
     pub(crate) grow_error: Mutex<Option<String>>,
     pub(crate) grow_paused_until: Mutex<Option<Instant>>,
@@ -70,6 +71,8 @@ pub(crate) struct Core {
     pub(crate) reaping: Mutex<()>,
     /// Dead leaders of living followers, epochs by row, for which this process has done what there is to do meanwhile.
     pub(crate) settled_leaders: Mutex<HashMap<u32, u64>>,
+    /// Dead members by row that could not be settled: epoch, and when that was tried last.
+    pub(crate) unsettled: Mutex<HashMap<u32, (u64, Instant)>>,
     pub(crate) slow_holders: SlowHolders,
     pub(crate) requests: Mutex<Requests>,
     #[cfg(not(loom))]
@@ -105,6 +108,7 @@ impl Core {
             moves_paused_until: Mutex::default(),
             reaping: Mutex::default(),
             settled_leaders: Mutex::default(),
+            unsettled: Mutex::default(),
             slow_holders: SlowHolders::default(),
             requests: Mutex::default(),
             #[cfg(not(loom))]

@@ -38,10 +38,11 @@ pub(crate) struct EvictQueue {
 }
 
 impl Core {
-    /// Evict one block of the namespace and reserve its slot. `None` if nothing can go now.
-    pub(crate) fn evict_into_reserved(&self, ns: Namespace) -> Option<TakenSlot> {
+    /// Evict one block of the namespace, as the shares allow the instance `account`, and reserve its slot. `None` if
+    /// nothing can go now.
+    pub(crate) fn evict_into_reserved(&self, ns: Namespace, account: u32) -> Option<TakenSlot> {
         let mut queues = self.evict_queues.lock().unwrap_or_else(PoisonError::into_inner);
-        self.evict_from(queues.entry(ns.0).or_default(), ns, None)
+        self.evict_from(queues.entry((ns.0, account)).or_default(), ns, account, None)
     }
 
     /// As [`Self::evict_into_reserved`], with a list of candidates of the caller's own, who may be taking an extent of
@@ -50,6 +51,7 @@ impl Core {
         &self,
         queue: &mut EvictQueue,
         ns: Namespace,
+        account: u32,
         leaving: Option<&Leaving>,
     ) -> Option<TakenSlot> {
         let any = leaving.is_some_and(|leaving| leaving.any);
@@ -66,10 +68,10 @@ impl Core {
                 }
                 scans += 1;
                 queue.moves = moves.load(SeqCst);
-                let evictor = Evictor { row: self.me.row, own: scans > 1, any };
+                let evictor = Evictor { row: account, own: scans > 1, any };
                 let shares = self.recent_shares();
                 (queue.candidates, queue.slot_bytes) = self.scan_candidates(ns, &shares, evictor);
-                if leaving.is_none() {
+                if leaving.is_none() && account == self.me.row {
                     self.ask_for_share(ns, &shares);
                 }
                 continue;
@@ -79,7 +81,7 @@ impl Core {
                 continue;
             }
             // Siblings have taken what its owner had beyond its share: a new list has others.
-            if !any && !self.may_take(stamp) {
+            if !any && !self.may_take(stamp, account) {
                 queue.candidates.clear();
                 continue;
             }
@@ -89,7 +91,7 @@ impl Core {
             }
             if let Some(freeing) = self.evict_one(slot, stamp, Some(ns)) {
                 self.stats.blocks_evicted.add(1);
-                self.note_taken(stamp, queue.slot_bytes);
+                self.note_taken(stamp, account, queue.slot_bytes);
                 #[cfg(not(loom))]
                 self.note_victim(slot);
                 if let Some(taken) = self.recycle(slot, freeing) {
@@ -418,7 +420,7 @@ mod tests {
         let row = &core.control.extents()[taken.index as usize];
         store_state(row, taken.generation, core.me.row, ExtentState::Retiring);
         core.extents_changed();
-        while core.evict_into_reserved(ns).is_some() {}
+        while core.evict_into_reserved(ns, core.me.row).is_some() {}
         core.reopen(&taken);
         assert_eq!(pool.lookup(ns, &keys[64..], 0).expect("a namespace"), 2);
     }

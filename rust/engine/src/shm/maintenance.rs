@@ -100,7 +100,7 @@ impl Core {
     /// What nobody should have to wait for.
     fn look_for_the_dead(&self) {
         begin_operation();
-        if self.reap() > 0 {
+        if self.reap_when_due() > 0 {
             log::info!("pegaflow: cleaned up after dead processes of pool {}", self.name);
             self.drop_orphans();
         }

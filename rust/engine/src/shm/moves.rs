@@ -208,7 +208,8 @@ impl Core {
             let free = self.take_free(ns, &self.extents(ns));
             let Some(taken) = free.or_else(|| {
                 let may_lose = lost < work.extent.slot_count;
-                let evicted = may_lose.then(|| self.evict_from(&mut work.queue, ns, Some(&work.leaving)))?;
+                let evicted =
+                    may_lose.then(|| self.evict_from(&mut work.queue, ns, self.me.row, Some(&work.leaving)))?;
                 lost += u32::from(evicted.is_some());
                 evicted
             }) else {

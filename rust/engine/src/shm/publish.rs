@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::key::BlockRef;
 use crate::shm::core::Core;
-use crate::shm::namespace::{Identity, Namespace};
+use crate::shm::namespace::Identity;
 use crate::shm::recency::tick_of;
 use crate::shm::reserve::Pending;
 use crate::shm::rows::SlotHeader;
@@ -93,7 +93,7 @@ impl Core {
         replace: bool,
     ) -> Published {
         header.parent.store(parent.map_or(0, |parent| parent.0), Relaxed);
-        if !self.stamp_below(block, parent, pending.ns) {
+        if !self.stamp_below(block, parent, pending) {
             return Published::Not;
         }
         crate::crash_point::pass("publish.stamped");
@@ -129,16 +129,16 @@ impl Core {
     /// Give a block that is about to be sealed its stamp. Whoever lists candidates for eviction either lists it before
     /// its parent, or does not list the parent at the stamp that it has now: so nothing is left to do after the seal,
     /// where this process may die. `false` if somebody lists candidates all the time.
-    fn stamp_below(&self, block: BlockRef, parent: Option<BlockRef>, ns: Namespace) -> bool {
+    fn stamp_below(&self, block: BlockRef, parent: Option<BlockRef>, pending: &Pending) -> bool {
         for _ in 0..STAMPS_MAX {
-            let horizon = self.horizon(ns);
+            let horizon = self.horizon(pending.ns);
             if let Some(parent) = parent
                 && tick_of(self.control.stamp(parent.slot()).load(SeqCst)) <= horizon
             {
-                self.refresh_chain_of(parent);
+                self.refresh_chain_of(parent, pending.account);
             }
-            self.control.stamp(block.slot()).store(self.stamp_of_child(parent), SeqCst);
-            if parent.is_none() || self.horizon(ns) == horizon {
+            self.control.stamp(block.slot()).store(self.stamp_of_child(parent, pending.account), SeqCst);
+            if parent.is_none() || self.horizon(pending.ns) == horizon {
                 return true;
             }
         }

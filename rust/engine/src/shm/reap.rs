@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
+use std::time::Instant;
 
-use crate::limits::{PROCESSES_MAX, QUARANTINE_GRACE};
+use crate::limits::{MAINTENANCE_INTERVAL, PROCESSES_MAX, QUARANTINE_GRACE};
 use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
 use crate::shm::evict::name_of;
@@ -31,12 +32,28 @@ enum Writers {
 impl Core {
     /// Clean up after every dead process. Returns how many rows became free.
     pub(crate) fn reap(&self) -> usize {
-        let _one_at_a_time = self.reaping.lock().unwrap_or_else(PoisonError::into_inner);
-        (0..PROCESSES_MAX as u32).filter(|row| *row != self.me.row && self.reap_if_dead(*row)).count()
+        self.reap_of(|_, _| true)
     }
 
-    fn reap_if_dead(&self, row: u32) -> bool {
+    /// As [`Self::reap`], but without those that could not be settled a moment ago: each try costs all processes.
+    pub(crate) fn reap_when_due(&self) -> usize {
+        self.reap_of(|row, epoch| {
+            let known = self.lock_unsettled().get(&row).copied();
+            known.is_none_or(|(tried, at)| tried != epoch || at.elapsed() >= MAINTENANCE_INTERVAL)
+        })
+    }
+
+    fn reap_of(&self, is_due: impl Fn(u32, u64) -> bool) -> usize {
+        let _one_at_a_time = self.reaping.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = (0..PROCESSES_MAX as u32).filter(|row| *row != self.me.row);
+        others.filter(|row| self.reap_if_dead(*row, &is_due)).count()
+    }
+
+    fn reap_if_dead(&self, row: u32, is_due: impl Fn(u32, u64) -> bool) -> bool {
         let (epoch, state) = load(&self.control.processes()[row as usize]);
+        if state != ProcessState::Free && !is_due(row, epoch) {
+            return false;
+        }
         if state == ProcessState::Free || !matches!(self.lock_file.try_lock(row), Ok(true)) {
             return false;
         }
@@ -69,6 +86,9 @@ impl Core {
         if writers == Writers::Living && settled {
             self.lock_settled_leaders().insert(dead.row, dead.epoch);
         }
+        if !settled {
+            self.lock_unsettled().insert(dead.row, (dead.epoch, Instant::now()));
+        }
         if writers == Writers::Living || !settled {
             return false;
         }
@@ -85,6 +105,10 @@ impl Core {
 
     fn lock_settled_leaders(&self) -> MutexGuard<'_, HashMap<u32, u64>> {
         self.settled_leaders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_unsettled(&self) -> MutexGuard<'_, HashMap<u32, (u64, Instant)>> {
+        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Clean this process's own row of what a dead member left there.
@@ -308,5 +332,43 @@ impl Core {
             notice::take_back(pending, seen);
             crate::crash_point::pass("quarantine.settled");
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::{OpenOptions, Pool};
+
+    #[test]
+    fn who_could_not_be_settled_is_not_tried_again_at_once() {
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let ns = pool.namespace(&[1; 32], 0, &[512], "test").expect("a namespace");
+        core.grow(ns).expect("room");
+        let block = pool.reserve(ns, &[Key::new(&[1; 16]).expect("a key")], None, true).expect("a slot")[0].1;
+        // What this process has reserved is that of a dead one, and its bucket is locked by this one.
+        let dead = Member { row: core.me.row + 1, epoch: 5 };
+        let header = core.control.slot(block.slot()).expect("a slot");
+        core.forget(block);
+        header.state.store(SlotState::new(block.generation(), dead.row, State::Reserved).encode(), SeqCst);
+        store(&core.control.processes()[dead.row as usize], dead.epoch, ProcessState::Alive);
+        let (identity, key) = name_of(header).expect("a name");
+        let stripe = &core.control.stripes()[core.bucket_of(&identity, &key) % core.control.stripes().len()];
+        stripe.lock.store(core.me.encode(), SeqCst);
+        let version = || core.control.header().extents_version.load(SeqCst);
+        assert_eq!(core.reap_when_due(), 0);
+        let row = &core.control.processes()[dead.row as usize];
+        assert_eq!(load(row).1, ProcessState::Reaping, "tried");
+        let much_later = Instant::now() + MAINTENANCE_INTERVAL * 1000;
+        core.lock_unsettled().get_mut(&dead.row).expect("known").1 = much_later;
+        let tried = version();
+        assert_eq!((core.reap_when_due(), version()), (0, tried), "nobody has to look again");
+        stripe.lock.store(0, SeqCst);
+        core.lock_unsettled().clear();
+        core.reap_when_due();
+        assert_eq!(load(row).1, ProcessState::Free);
     }
 }

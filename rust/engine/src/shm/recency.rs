@@ -41,10 +41,10 @@ pub(crate) fn owner_of(stamp: u64) -> Option<u32> {
 }
 
 /// On whose account blocks are after they were refreshed.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Account {
-    /// This process has used them.
-    Mine,
+    /// The instance in this row has used them.
+    Of(u32),
     /// They only had to get out of the way.
     Unchanged,
 }
@@ -53,7 +53,7 @@ impl Core {
     /// Give a chain (head first; all pinned by the caller) new stamps, and the blocks before it higher ones. The caller
     /// may not have found all of the chain: those between are touched with it.
     pub(crate) fn stamp_chain(&self, chain: &[BlockRef]) {
-        self.refresh(chain, Account::Mine);
+        self.refresh(chain, Account::Of(self.me.row));
     }
 
     /// Returns how many blocks were given new stamps, each as often as it was.
@@ -81,9 +81,9 @@ impl Core {
         refreshed
     }
 
-    /// Refresh the chain that ends in `tail`, which is pinned by the caller.
-    pub(crate) fn refresh_chain_of(&self, tail: BlockRef) {
-        self.refresh(&[tail], Account::Mine);
+    /// Refresh the chain that ends in `tail`, which is pinned by the caller, as used by the instance in row `account`.
+    pub(crate) fn refresh_chain_of(&self, tail: BlockRef, account: u32) {
+        self.refresh(&[tail], Account::Of(account));
     }
 
     /// As [`Self::refresh_chain_of`], on the accounts of whoever used the blocks last.
@@ -93,8 +93,8 @@ impl Core {
 
     fn raise_stamp(&self, slot: u32, tick: u64, account: Account) {
         let stamp = self.control.stamp(slot);
-        if account == Account::Mine {
-            stamp.fetch_max(stamp_word(tick, Some(self.me.row)), SeqCst);
+        if let Account::Of(row) = account {
+            stamp.fetch_max(stamp_word(tick, Some(row)), SeqCst);
             return;
         }
         let mut before = stamp.load(SeqCst);
@@ -156,12 +156,12 @@ impl Core {
         BlockRef(self.control.slot(block.slot()).map_or(0, |header| header.parent.load(SeqCst)))
     }
 
-    /// Stamp of a new block: newest of all without a parent, else just below its parent.
-    pub(crate) fn stamp_of_child(&self, parent: Option<BlockRef>) -> u64 {
+    /// Stamp of a new block of the instance in row `account`: newest of all without a parent, else just below it.
+    pub(crate) fn stamp_of_child(&self, parent: Option<BlockRef>, account: u32) -> u64 {
         let tick = match parent {
             None => self.tick(1),
             Some(parent) => tick_of(self.control.stamp(parent.slot()).load(SeqCst)).saturating_sub(1).max(1),
         };
-        stamp_word(tick, Some(self.me.row))
+        stamp_word(tick, Some(account))
     }
 }

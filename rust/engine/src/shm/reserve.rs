@@ -20,12 +20,26 @@ pub(crate) struct Pending {
     pub(crate) ns: Namespace,
     pub(crate) key: Key,
     pub(crate) parent: Option<Key>,
+    /// Row of the instance on whose account it will be.
+    pub(crate) account: u32,
 }
 
 impl Core {
     /// Reserve a slot for each key that is not present, in order, stopping at the first that gets none.
     pub(crate) fn reserve(
         &self,
+        ns: Namespace,
+        keys: &[Key],
+        parents: Option<&[Option<Key>]>,
+        evict: bool,
+    ) -> Result<Vec<(usize, BlockRef)>> {
+        self.reserve_for(self.me.row, ns, keys, parents, evict)
+    }
+
+    /// As [`Self::reserve`], on the account of the instance in row `account`.
+    pub(crate) fn reserve_for(
+        &self,
+        account: u32,
         ns: Namespace,
         keys: &[Key],
         parents: Option<&[Option<Key>]>,
@@ -46,7 +60,7 @@ impl Core {
         });
         let mut reserved = Vec::with_capacity(absent.len());
         for position in &absent {
-            let Some(taken) = self.take_slot(ns, evict) else {
+            let Some(taken) = self.take_slot(ns, account, evict) else {
                 self.stats.blocks_refused.add((absent.len() - reserved.len()) as u64);
                 break;
             };
@@ -55,7 +69,7 @@ impl Core {
                 None => position.checked_sub(1).map(|before| keys[before]),
             };
             let block = self.name_slot(taken, &identity, &keys[*position]);
-            self.remember(block, Pending { ns, key: keys[*position], parent });
+            self.remember(block, Pending { ns, key: keys[*position], parent, account });
             reserved.push((*position, block));
         }
         self.grow_in_time(ns);
@@ -63,7 +77,7 @@ impl Core {
     }
 
     /// A slot reserved by this process: free, else evicted if that is allowed and the pool cannot grow.
-    pub(crate) fn take_slot(&self, ns: Namespace, evict: bool) -> Option<TakenSlot> {
+    pub(crate) fn take_slot(&self, ns: Namespace, account: u32, evict: bool) -> Option<TakenSlot> {
         let extents = self.extents(ns);
         if let Some(taken) = self.take_free(ns, &extents) {
             return Some(taken);
@@ -72,7 +86,7 @@ impl Core {
             self.ask_to_grow(ns);
             return None;
         }
-        if evict { self.evict_into_reserved(ns) } else { None }
+        if evict { self.evict_into_reserved(ns, account) } else { None }
     }
 
     /// Write the name of the block into a reserved slot's header.

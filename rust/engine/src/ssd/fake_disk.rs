@@ -25,6 +25,10 @@ pub(crate) struct Faults {
     pub(crate) full: bool,
     /// No answer at all.
     pub(crate) hang: bool,
+    /// EIO of everything that one file is asked.
+    pub(crate) broken: Option<u32>,
+    /// Whoever looks for answers meets a defect.
+    pub(crate) panic: bool,
 }
 
 #[derive(Default)]
@@ -139,9 +143,9 @@ pub(crate) struct FakeIo {
 
 impl State {
     fn transfer(&mut self, operation: &mut Operation) -> io::Result<usize> {
-        let Faults { short, read_error, write_error, full, .. } = self.faults;
+        let Faults { short, read_error, write_error, full, broken, .. } = self.faults;
         let percent = if operation.direction == Direction::Read { read_error } else { write_error };
-        if self.random.chance(percent) {
+        if self.random.chance(percent) || broken == Some(operation.file) {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         if full && operation.direction == Direction::Write {
@@ -177,6 +181,11 @@ impl Io for FakeIo {
         if state.faults.hang {
             return;
         }
+        if state.faults.panic {
+            // Not while its lock is held: others go on with these disks.
+            drop(state);
+            panic!("a defect of the I/O");
+        }
         let late = state.faults.late;
         let mut later = Vec::new();
         while !self.started.is_empty() {
@@ -195,7 +204,7 @@ impl Io for FakeIo {
     fn sync(&mut self, file: u32) -> io::Result<()> {
         let mut state = self.disk.state();
         let percent = state.faults.write_error;
-        if state.random.chance(percent) {
+        if state.random.chance(percent) || state.faults.broken == Some(file) {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         state.files[file as usize].sync();

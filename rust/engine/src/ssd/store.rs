@@ -167,15 +167,23 @@ impl<T: ReadTarget> Store<T> {
     }
 
     /// Forget all records of a namespace, for good: when this returns, no crash brings them back. Blocks on the disks.
+    /// Directories that could not be read at the start are left out, and those that are read no more may fail, as long
+    /// as one takes it: what they have is forgotten wherever they are opened with that one.
     pub fn forget(&mut self, fingerprint: &super::Fingerprint) -> Result<()> {
         self.index.write().epochs.raise(fingerprint);
-        let mut failed = None;
-        for member in 0..self.members.len() {
-            if let Err(error) = self.write_superblock(member as u16) {
-                failed = Some(error);
+        let (mut written, mut failed, mut needed) = (0, None, None);
+        for at in 0..self.members.len() {
+            if self.members[at].zones.is_empty() {
+                continue;
+            }
+            match self.write_superblock(at as u16) {
+                Ok(()) => written += 1,
+                // Without this one nothing is forgotten that it has.
+                Err(error) if !self.members[at].reads_off => needed = Some(error),
+                Err(error) => failed = Some(error),
             }
         }
-        failed.map_or(Ok(()), Err)
+        needed.or(failed.filter(|_| written == 0)).map_or(Ok(()), Err)
     }
 
     /// Write what was queued, summaries of the zones being filled included. Blocks until it is on disk, or failed.

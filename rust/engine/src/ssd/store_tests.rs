@@ -12,7 +12,8 @@ fn blocks(range: std::ops::Range<u64>) -> Vec<Block> {
     range.map(Block::new).collect()
 }
 
-const LATE_AND_SHORT: Faults = Faults { short: 30, late: 30, read_error: 0, write_error: 0, full: false, hang: false };
+const LATE_AND_SHORT: Faults =
+    Faults { short: 30, late: 30, read_error: 0, write_error: 0, full: false, hang: false, broken: None, panic: false };
 
 #[test]
 fn what_was_written_is_read_again_before_and_after_a_clean_stop() {
@@ -129,6 +130,26 @@ fn what_was_forgotten_never_comes_back() {
     let again: Vec<Block> = forgotten.iter().map(|block| Block { epoch: 1, ..*block }).collect();
     fixture.write_through(&mut store, &again);
     assert_eq!(fixture.count_whole(&mut store, &again), again.len());
+}
+
+#[test]
+fn what_is_forgotten_without_a_directory_stays_forgotten_when_it_is_back() {
+    let fixture = Fixture::new(2, 8);
+    let written = blocks(0..30);
+    let forgotten: Vec<Block> = written.iter().copied().filter(|block| block.namespace == 1).collect();
+    let mut store = fixture.recovered();
+    fixture.write_through(&mut store, &written);
+    store.close().unwrap();
+    fixture.disk.set(Faults { broken: Some(1), ..Faults::default() });
+    let mut store = fixture.recovered();
+    store.forget(&[1; 32]).unwrap();
+    assert!(!store.is_off());
+    drop(store);
+    fixture.disk.set(Faults::default());
+    let mut store = fixture.recovered();
+    assert_eq!(fixture.count_whole(&mut store, &forgotten), 0);
+    fixture.disk.set(Faults { broken: Some(1), ..Faults::default() });
+    store.forget(&[2; 32]).unwrap_err();
 }
 
 #[test]

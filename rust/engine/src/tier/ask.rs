@@ -8,7 +8,7 @@ use super::counters::Counter;
 use super::segment::Segment;
 use crate::error::{Error, Result};
 use crate::key::Key;
-use crate::limits::{SSD_BANDWIDTH_ASSUMED, SSD_FORGET_WAIT_MAX, SSD_REQUEST_KEYS_MAX, SSD_STALL_MAX};
+use crate::limits::{SSD_BANDWIDTH_ASSUMED, SSD_FORGET_WAIT_MAX, SSD_REQUEST_KEYS_MAX, SSD_SILENCE_MAX, SSD_STALL_MAX};
 use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
 use crate::shm::evict::name_of;
@@ -87,6 +87,14 @@ impl Core {
 
     fn tier_works(&self, segment: &Segment) -> bool {
         matches!(self.tier_state(segment), TierState::Recovering | TierState::Serving)
+    }
+
+    /// Whether a leader is there that would answer soon. Only a hint: one that is stopped or waits for a disk is not
+    /// dead.
+    fn tier_answers(&self, segment: &Segment) -> bool {
+        let alive_ms = segment.header().alive_ms.load(Relaxed);
+        let silent = boot_ms().saturating_sub(alive_ms) > SSD_SILENCE_MAX.as_millis() as u64;
+        alive_ms != 0 && !silent && self.tier_works(segment)
     }
 
     /// A block is leaving memory: count it if it is lost with that.
@@ -185,7 +193,7 @@ impl Pool {
         self.core().check_usable()?;
         let core = self.core();
         core.namespace_info(ns)?;
-        let Some(segment) = core.tier_segment().filter(|segment| core.tier_works(segment)) else { return Ok(None) };
+        let Some(segment) = core.tier_segment().filter(|segment| core.tier_answers(segment)) else { return Ok(None) };
         let keys = keys[..keys.len().min(SSD_REQUEST_KEYS_MAX)].to_vec();
         let count = keys.len();
         let asked = segment.ask(core, &Wish { namespace: ns, keys, parent, chained });
@@ -225,7 +233,7 @@ impl Pool {
     pub fn ssd_read_seconds(&self, block_bytes: u64) -> Result<Option<f64>> {
         self.core().check_usable()?;
         let core = self.core();
-        let Some(segment) = core.tier_segment().filter(|segment| core.tier_works(segment)) else { return Ok(None) };
+        let Some(segment) = core.tier_segment().filter(|segment| core.tier_answers(segment)) else { return Ok(None) };
         let header = segment.header();
         let since = header.waiting_since_ms.load(Relaxed);
         if since != 0 && boot_ms().saturating_sub(since) > SSD_STALL_MAX.as_millis() as u64 {

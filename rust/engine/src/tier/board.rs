@@ -52,6 +52,14 @@ pub(crate) struct Wish {
     pub(crate) chained: bool,
 }
 
+/// An asking that the leader has taken.
+pub(crate) struct Taken {
+    pub(crate) asking: Asking,
+    /// Member word of who asks.
+    pub(crate) owner: u64,
+    pub(crate) wish: Wish,
+}
+
 fn store_key(words: &[AtomicU64; KEY_WORDS], key: Option<&Key>) {
     let (bytes, length) = key.map_or(([0; 4], 0), |key| (key.words(), key.len_bytes()));
     words.iter().zip(bytes).for_each(|(word, value)| word.store(value, Relaxed));
@@ -127,17 +135,18 @@ impl Segment {
     }
 
     /// Take everything that is asked; `again`: also what a leader that is no more had taken.
-    pub(crate) fn take_asked(&self, again: bool) -> Vec<(Asking, Wish)> {
+    pub(crate) fn take_asked(&self, again: bool) -> Vec<Taken> {
         (0..self.requests().len()).filter_map(|entry| self.take(entry, again)).collect()
     }
 
-    fn take(&self, entry: usize, again: bool) -> Option<(Asking, Wish)> {
+    fn take(&self, entry: usize, again: bool) -> Option<Taken> {
         let row = self.requests().get(entry)?;
         let word = row.state.load(Acquire);
         let asking = Asking { entry, sequence: word >> 8 };
         if word != asking.at(Step::Asked) && !(again && word == asking.at(Step::Taken)) {
             return None;
         }
+        let owner = row.owner.load(Relaxed);
         let count = (row.count.load(Relaxed) as usize).min(SSD_REQUEST_KEYS_MAX);
         // What is no key ends it.
         let keys = row.keys[..count].iter().map_while(load_key).collect();
@@ -146,7 +155,7 @@ impl Segment {
         let wish = Wish { namespace, keys, parent: load_key(&row.parent), chained };
         row.state.compare_exchange(word, asking.at(Step::Taken), AcqRel, Relaxed).ok()?;
         crate::crash_point::pass("ssd.taken");
-        Some((asking, wish))
+        Some(Taken { asking, owner, wish })
     }
 
     /// Say how many keys were found so far.

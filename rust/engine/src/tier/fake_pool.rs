@@ -1,12 +1,15 @@
 //! A pool of this process alone whose tier is on fake disks, and blocks that tell when they are not what they should
 //! be.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Admission, Tier, TierOptions, TierState};
 use crate::key::{BlockRef, Key};
+use crate::shm::extent::ExtentState;
 use crate::shm::namespace::Namespace;
+use crate::shm::recency::owner_of;
 use crate::ssd::fake_block::{Fixture, Random};
 use crate::{OpenOptions, Pool, checksum::part_checksum};
 
@@ -38,6 +41,52 @@ pub(super) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Of a pool with so many extents of `slots` slots.
+fn options(extents: u64, slots: u64) -> OpenOptions {
+    let segment_bytes = (slots * 1024).next_multiple_of(64 << 10);
+    OpenOptions {
+        pool_bytes: Some(extents * 2 * segment_bytes),
+        segment_bytes: Some(segment_bytes),
+        ..OpenOptions::default()
+    }
+}
+
+fn serve(pool: &Arc<Pool>, fixture: &Fixture, admission: Admission) {
+    let tier = TierOptions { store: fixture.options.clone(), admission, write_bytes_per_second_max: 0 };
+    let fixture = fixture.clone();
+    pool.serve_ssd_from(tier, Box::new(move || fixture.open_for())).unwrap();
+}
+
+/// A pool with several instances in this process: each comes through a name of its own.
+pub(super) struct Instances(PathBuf);
+
+impl Instances {
+    pub(super) fn new(test: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("pegaflow-tier-{test}-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        Self(folder)
+    }
+
+    /// One that leads on the disks of `fixture`, or only asks; with a namespace that is its alone.
+    pub(super) fn life(&self, fixture: Option<&Fixture>, number: u8, slots: u64) -> Life {
+        let alias = self.0.join(format!("instance-{number}"));
+        std::os::unix::fs::symlink(&self.0, &alias).unwrap();
+        let pool = Pool::open("p", &OpenOptions { shm_dir: alias, ..options(2, slots) }).unwrap();
+        if let Some(fixture) = fixture {
+            serve(&pool, fixture, Admission::All);
+        }
+        Life::of(pool, number)
+    }
+}
+
+impl Drop for Instances {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            println!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
 /// One life of a pool.
 pub(super) struct Life {
     pub(super) pool: Arc<Pool>,
@@ -47,17 +96,13 @@ pub(super) struct Life {
 impl Life {
     /// Of a pool with `slots` slots and a tier on the disks of `fixture`.
     pub(super) fn new(fixture: &Fixture, admission: Admission, slots: u64) -> Self {
-        let options = OpenOptions {
-            pool_bytes: Some(2 * (slots * 1024).next_multiple_of(64 << 10)),
-            segment_bytes: Some((slots * 1024).next_multiple_of(64 << 10)),
-            private: true,
-            ..OpenOptions::default()
-        };
-        let pool = Pool::open("p", &options).unwrap();
-        let tier = TierOptions { store: fixture.options.clone(), admission, write_bytes_per_second_max: 0 };
-        let fixture = fixture.clone();
-        pool.serve_ssd_from(tier, Box::new(move || fixture.open_for())).unwrap();
-        let ns = pool.namespace(&[7; 32], 3, &PART_BYTES, "test").unwrap();
+        let pool = Pool::open("p", &OpenOptions { private: true, ..options(1, slots) }).unwrap();
+        serve(&pool, fixture, admission);
+        Self::of(pool, 7)
+    }
+
+    fn of(pool: Arc<Pool>, fingerprint: u8) -> Self {
+        let ns = pool.namespace(&[fingerprint; 32], 3, &PART_BYTES, "test").unwrap();
         assert!(pool.use_ssd(ns).unwrap());
         Self { pool, ns }
     }
@@ -151,6 +196,40 @@ impl Life {
                 more => found += more,
             }
         }
+    }
+
+    /// Reserve whatever can be had of the pool, and wait until that is nothing.
+    pub(super) fn fill_up(&self) -> Vec<BlockRef> {
+        let (mut all, mut number) = (Vec::new(), 1 << 50);
+        until("a full pool", || {
+            number += 1;
+            let reserved = self.pool.reserve(self.ns, &[key(number)], None, true).unwrap();
+            all.extend(reserved.iter().map(|(_, block)| *block));
+            let extents = self.pool.core().all_extents();
+            let ready = extents.iter().filter(|extent| extent.state == ExtentState::Ready).count();
+            reserved.is_empty() && ready == 1
+        });
+        all
+    }
+
+    /// Blocks for which this process had no slot.
+    pub(super) fn refused(&self) -> u64 {
+        self.pool.stats().iter().find(|(name, _)| *name == "blocks_refused").unwrap().1
+    }
+
+    /// On whose accounts blocks are.
+    pub(super) fn owners(&self, chain: &[Key]) -> Vec<Option<u32>> {
+        let core = self.pool.core();
+        let identity = core.identity(self.ns).unwrap();
+        let stamp = |key| core.control.stamp(core.find(&identity, key).unwrap().slot()).load(crate::sync::SeqCst);
+        chain.iter().map(|key| owner_of(stamp(key))).collect()
+    }
+
+    /// How many blocks somebody leases.
+    pub(super) fn leased(&self) -> usize {
+        let core = self.pool.core();
+        let slots = core.all_extents().into_iter().flat_map(|extent| extent.slots());
+        slots.filter(|slot| crate::shm::lease::is_leased(core.control.slot(*slot).unwrap())).count()
     }
 
     /// Nothing is reserved or leased by anybody, once the requests of before are over.

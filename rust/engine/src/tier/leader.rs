@@ -1,6 +1,7 @@
 //! The thread that serves: it waits until nobody leads, opens the files, and drives the store until it is told to stop,
 //! its process was taken for dead, or the disks fail.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use super::slots::SlotTarget;
 use super::spill::Spill;
 use crate::error::{ErrorKind, Result};
 use crate::limits::{SSD_LEAD_INTERVAL, SSD_OPEN_RETRY_PAUSE, SSD_OPEN_WAIT_MAX};
+use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
 use crate::shm::lock::begin_operation;
 use crate::ssd::{Event, Store};
@@ -39,15 +41,35 @@ pub(crate) fn run(core: &Arc<Core>, segment: &Arc<Segment>, options: &TierOption
             core.tier.pause(SSD_LEAD_INTERVAL);
             continue;
         }
-        if let Err(error) = lead(core, segment, options, open) {
+        // Outside of what may panic, since others wait for what it holds.
+        let mut requests = Requests::new(core);
+        let led = catch_unwind(AssertUnwindSafe(|| lead(core, segment, options, open, &mut requests)));
+        if let Ok(Err(error)) = &led {
             core.tier.complain(&error.to_string());
             retry_at = Instant::now() + SSD_OPEN_RETRY_PAUSE;
         }
         if core.is_member() {
-            set_state(segment, TierState::None);
-            segment.clear_epochs();
+            requests.end_all(core, segment);
+            end_lead(core, segment, if led.is_ok() { TierState::None } else { TierState::Off });
             let _mine = segment.header().leader.compare_exchange(core.me.encode(), 0, AcqRel, Relaxed);
         }
+        if led.is_err() {
+            core.tier.complain("its SSD thread has failed by a defect: restart it, and report what it has logged");
+            return;
+        }
+    }
+}
+
+fn leads(core: &Core, segment: &Segment) -> bool {
+    segment.header().leader.load(SeqCst) == core.me.encode()
+}
+
+/// Nothing is served any more, unless somebody else leads by now.
+pub(super) fn end_lead(core: &Core, segment: &Segment, state: TierState) {
+    if leads(core, segment) {
+        segment.header().alive_ms.store(0, Relaxed);
+        set_state(segment, state);
+        segment.clear_epochs();
     }
 }
 
@@ -70,7 +92,14 @@ fn set_state(segment: &Segment, state: TierState) {
     word.store(term << 8 | state as u64, Release);
 }
 
-fn lead(core: &Arc<Core>, segment: &Arc<Segment>, options: &TierOptions, open: &Opener) -> Result<()> {
+fn lead(
+    core: &Arc<Core>,
+    segment: &Arc<Segment>,
+    options: &TierOptions,
+    open: &Opener,
+    requests: &mut Requests,
+) -> Result<()> {
+    segment.header().alive_ms.store(0, Relaxed);
     set_state(segment, TierState::Recovering);
     segment.clear_epochs();
     segment.clear_hints();
@@ -87,7 +116,7 @@ fn lead(core: &Arc<Core>, segment: &Arc<Segment>, options: &TierOptions, open: &
         segment,
         store,
         known: KnownNamespaces::default(),
-        requests: Requests::new(core),
+        requests,
         spill: Spill::new(core, options),
         gauges: Gauges::new(),
         recovering: true,
@@ -118,7 +147,7 @@ struct Session<'a> {
     segment: &'a Arc<Segment>,
     store: Store<SlotTarget>,
     known: KnownNamespaces,
-    requests: Requests,
+    requests: &'a mut Requests,
     spill: Spill,
     gauges: Gauges,
     recovering: bool,
@@ -132,11 +161,12 @@ impl Session<'_> {
                 // Its slots are others' by now: nothing of the pool is touched any more.
                 return Ok(());
             }
-            if self.segment.header().leader.load(SeqCst) != self.core.me.encode() {
+            if !leads(self.core, self.segment) {
                 // Damaged: whoever took the lead waits for the files.
                 return self.close();
             }
             begin_operation();
+            self.segment.header().alive_ms.store(boot_ms().max(1), Relaxed);
             let forgot = self.segment.follow_resets(self.core, &mut self.known, &mut self.store);
             if let Err(error) = forgot {
                 log::warn!("pegaflow: the SSD tier is off: {error}");
@@ -198,18 +228,17 @@ impl Session<'_> {
 
     /// The disks failed: nothing is hinted or served any more. Requests are answered with what is there.
     fn go_off(self) {
-        let Session { core, segment, store, mut requests, mut gauges, .. } = self;
-        set_state(segment, TierState::Off);
-        segment.clear_epochs();
+        let Session { core, segment, store, requests, mut gauges, .. } = self;
+        end_lead(core, segment, TierState::Off);
         gauges.round(segment.header(), &store, 0, 0);
         // With the store go the reads, and what they were for can be given back.
         drop(store);
         segment.clear_hints();
         requests.end_all(core, segment);
-        while core.tier.goes_on() && core.is_member() {
+        while core.tier.goes_on() && core.is_member() && leads(core, segment) {
             begin_operation();
-            for (asking, _) in segment.take_asked(true) {
-                segment.answer(asking, 0);
+            for taken in segment.take_asked(true) {
+                segment.answer(taken.asking, 0);
             }
             segment.free_entries_of_dead(core);
             core.tier.pause(SSD_LEAD_INTERVAL);
@@ -218,9 +247,8 @@ impl Session<'_> {
 
     /// Told to stop: what was queued is written.
     fn close(self) -> Result<()> {
-        let Session { core, segment, store, mut requests, .. } = self;
-        set_state(segment, TierState::None);
-        segment.clear_epochs();
+        let Session { core, segment, store, requests, .. } = self;
+        end_lead(core, segment, TierState::None);
         let closed = store.close();
         requests.end_all(core, segment);
         closed

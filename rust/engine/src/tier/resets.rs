@@ -10,10 +10,11 @@ use super::counters::Counter;
 use super::segment::Segment;
 use super::slots::SlotTarget;
 use crate::error::Result;
+use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
 use crate::shm::namespace::{Identity, Namespace, Origin};
 use crate::ssd::{Fingerprint, Store};
-use crate::sync::SeqCst;
+use crate::sync::{Relaxed, SeqCst};
 
 /// What never changes of a namespace.
 #[derive(Clone, Debug)]
@@ -104,8 +105,11 @@ impl Segment {
             let Some(fingerprint) = known.get(core, Namespace(id)).map(|known| known.fingerprint) else { continue };
             if self.forgotten(id) < now {
                 row.epoch.store(0, SeqCst);
+                // Disks may keep it waiting now.
+                self.header().alive_ms.store(0, Relaxed);
                 crate::crash_point::pass("ssd.unserved");
                 store.forget(&fingerprint)?;
+                self.header().alive_ms.store(boot_ms().max(1), Relaxed);
                 crate::crash_point::pass("ssd.forgotten");
                 row.forgotten.fetch_max(now, SeqCst);
                 crate::crash_point::pass("ssd.noted");

@@ -31,10 +31,12 @@ pub(crate) struct TierHeader {
     pub(crate) queued_bytes: AtomicU64,
     /// Boot clock: since when no read has ended though some are on their way; 0: none is.
     pub(crate) waiting_since_ms: AtomicU64,
+    /// Boot clock: the leader's last look around; 0: it is at something that may take long.
+    pub(crate) alive_ms: AtomicU64,
     /// Raised by whoever has asked, so that the leader need not look at all requests.
     pub(crate) asked: AtomicU64,
     pub(crate) counters: [AtomicU64; COUNTERS],
-    pub(crate) spare: [SpareWord; 454],
+    pub(crate) spare: [SpareWord; 453],
 }
 
 /// What the tier knows of the namespace of the same number.

@@ -79,7 +79,7 @@ impl Scan {
         Self { admission, seen, extents, at: (0, 0), next_pass: Instant::now(), spent: Duration::ZERO, samples, old }
     }
 
-    /// Go on. Hands blocks to `choose` until it says that it has enough.
+    /// Go on. Hands blocks to `choose` until it says that this was the last it takes.
     pub(crate) fn round(&mut self, core: &Core, segment: &Segment, choose: impl FnMut(BlockRef) -> bool) {
         let started = Instant::now();
         if self.at.0 >= self.extents.len() {
@@ -105,16 +105,13 @@ impl Scan {
                 self.at = (self.at.0 + 1, 0);
                 continue;
             }
-            let before = self.seen.get(slot).unwrap_or_default();
+            self.at.1 += 1;
+            left -= 1;
             if let Some(block) = self.look(core, ns, slot)
                 && !choose(block)
             {
-                // Here it goes on.
-                self.seen.set(slot, before);
                 return;
             }
-            self.at.1 += 1;
-            left -= 1;
         }
     }
 

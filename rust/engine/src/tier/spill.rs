@@ -23,6 +23,8 @@ const BURST_SECONDS: f64 = 0.1;
 enum Spilled {
     /// It is over with it: bytes that were queued.
     Over(u64),
+    /// It could not be written now, and may be chosen again.
+    Not,
     /// The store takes no more now.
     Later,
 }
@@ -87,20 +89,22 @@ impl Spill {
             return false;
         }
         let Self { scan, queue, .. } = self;
-        scan.round(core, segment, |block| {
-            let room = queue.len() < SSD_SPILL_QUEUE_MAX;
-            if room {
+        if queue.len() < SSD_SPILL_QUEUE_MAX {
+            scan.round(core, segment, |block| {
                 queue.push_back(block);
-            }
-            room
-        });
+                queue.len() < SSD_SPILL_QUEUE_MAX
+            });
+        }
         self.tokens.refill();
         let mut spills = 0;
         while spills < SSD_SPILLS_PER_ROUND_MAX && self.tokens.has_some() {
             let Some(block) = self.queue.front().copied() else { break };
-            let Spilled::Over(bytes) = self.spill(core, segment, known, store, block) else { break };
+            match self.spill(core, segment, known, store, block) {
+                Spilled::Over(bytes) => self.tokens.take(bytes),
+                Spilled::Not => self.scan.unchoose(block),
+                Spilled::Later => break,
+            }
             self.queue.pop_front();
-            self.tokens.take(bytes);
             spills += 1;
         }
         if self.unflushed.is_some_and(|since| since.elapsed() > SSD_FLUSH_PAUSE) {
@@ -119,7 +123,7 @@ impl Spill {
         block: BlockRef,
     ) -> Spilled {
         if !core.pin(block) {
-            return Spilled::Over(0);
+            return Spilled::Not;
         }
         crate::crash_point::pass("ssd.leased");
         let spilled = self.write(core, segment, known, store, block);
@@ -139,13 +143,13 @@ impl Spill {
         block: BlockRef,
     ) -> Spilled {
         let name = core.control.slot(block.slot()).and_then(name_of);
-        let Some((identity, key)) = name else { return Spilled::Over(0) };
+        let Some((identity, key)) = name else { return Spilled::Not };
         let ns = Namespace(identity.id);
-        let Some(known) = known.get(core, ns) else { return Spilled::Over(0) };
+        let Some(known) = known.get(core, ns) else { return Spilled::Not };
         let served = segment.served(core, ns, &known.origin);
         if served.is_none_or(|served| served.identity != identity) {
             // Reset meanwhile, or about to be.
-            return Spilled::Over(0);
+            return Spilled::Not;
         }
         let id = RecordId { fingerprint: known.fingerprint, group: known.origin.group, key };
         if store.view().contains(&id) {
@@ -162,9 +166,8 @@ impl Spill {
                 store.flush();
                 Spilled::Later
             }
-            Some(WriteStart::Present | WriteStart::Unfit | WriteStart::Damaged | WriteStart::Off) | None => {
-                Spilled::Over(0)
-            }
+            Some(WriteStart::Present | WriteStart::Unfit | WriteStart::Damaged) => Spilled::Over(0),
+            Some(WriteStart::Off) | None => Spilled::Not,
         }
     }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::ask::gives_up;
-use super::fake_pool::{Life, key, keys, until};
+use super::fake_pool::{Instances, Life, key, keys, until};
 use super::{Admission, Tier, TierState};
 use crate::ErrorKind;
 use crate::limits::{SSD_FORGET_WAIT_MAX, SSD_REQUESTS_MAX};
@@ -13,7 +13,8 @@ use crate::ssd::fake_disk::Faults;
 
 /// Slots of a pool that is soon full.
 const FEW: u64 = 64;
-const LATE: Faults = Faults { late: 90, short: 0, read_error: 0, write_error: 0, full: false, hang: false };
+const LATE: Faults =
+    Faults { late: 90, short: 0, read_error: 0, write_error: 0, full: false, hang: false, broken: None, panic: false };
 
 fn spilled(fixture: &Fixture, chain: &[crate::Key], slots: u64) -> Life {
     let life = Life::new(fixture, Admission::All, slots);
@@ -110,6 +111,7 @@ fn what_nobody_waits_for_any_more_comes_into_memory_all_the_same() {
     until("queued bytes", || life.count("queued_bytes") > 0);
     drop(request);
     std::thread::sleep(Duration::from_millis(5));
+    assert!(life.count("queued_bytes") > 0, "others wait for what is read for nobody");
     fixture.disk.set(LATE);
     until("blocks in memory", || life.pool.lookup(life.ns, &chain, 0).unwrap() > 0);
     life.assert_clean();
@@ -311,4 +313,121 @@ fn namespaces_that_do_not_take_part_are_not_written() {
     until("writing", || life.count("records") == 4);
     assert_eq!(mine.on_ssd(&keys(0..4)), 0);
     mine.pool.reset(other).unwrap();
+}
+
+#[test]
+fn an_instance_at_its_share_reads_into_its_own_room_whoever_leads() {
+    let (fixture, mine, theirs) = (Fixture::new(4, 17), keys(0..8), keys(100..102));
+    let instances = Instances::new("share");
+    let leader = instances.life(Some(&fixture), 1, FEW);
+    let asker = instances.life(None, 2, FEW);
+    leader.until_serving();
+    leader.store_all(&theirs, 1);
+    asker.until_serving();
+    asker.store_all(&mine, 1);
+    until("writing", || leader.count("records") as usize >= mine.len() + theirs.len());
+    // Both have all of their share.
+    leader.push_out(&theirs, &mut 1000);
+    asker.push_out(&mine, &mut 5000);
+    assert_eq!(asker.fetch(&mine), Some(mine.len()));
+    let row = Some(asker.pool.core().me.row);
+    assert_eq!(asker.owners(&mine), vec![row; mine.len()], "on the account of who asked");
+    assert_eq!(asker.check(&mine, |_, nonce| nonce == 1), mine.len());
+}
+
+#[test]
+fn blocks_that_were_in_memory_count_for_what_may_be_held() {
+    let (fixture, count) = (Fixture::new(1, 18), 10);
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    let chains: Vec<_> = (0..6u64).map(|number| keys(number * 100..number * 100 + count)).collect();
+    chains.iter().for_each(|chain| life.store_all(chain, 1));
+    let ask = |chain: &Vec<crate::Key>| life.pool.prefetch(life.ns, chain, None, true).unwrap().unwrap();
+    let requests: Vec<_> = chains.iter().map(ask).collect();
+    until("answers", || requests.iter().filter_map(super::Prefetch::poll).sum::<usize>() > 0);
+    let held_max = (2 * FEW * 1024 / 4 / super::fake_pool::PART_BYTES.iter().sum::<u64>()) as usize;
+    for request in requests {
+        until("an answer", || request.poll().is_some());
+        // One more may be on its way to the files.
+        assert!(life.leased() <= held_max + 1, "{} blocks are held", life.leased());
+    }
+    life.assert_clean();
+}
+
+#[test]
+fn a_request_without_slots_for_the_rest_is_answered_with_what_it_has() {
+    let (fixture, chain) = (Fixture::new(1, 19), keys(0..8));
+    drop(spilled(&fixture, &chain, FEW));
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    life.store_all(&chain[..3], 1);
+    let leased = life.pool.lease(life.ns, &chain, 0, 3).unwrap();
+    let reserved = life.fill_up();
+    let waits = life.pool.prefetch(life.ns, &chain[3..], Some(chain[2]), true).unwrap().unwrap();
+    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    until("an answer", || request.poll().is_some());
+    assert_eq!((request.poll(), waits.poll()), (Some(3), None), "who has nothing yet waits for longer");
+    let refused = life.refused();
+    until("more tries", || life.refused() > refused + 1);
+    life.pool.abort(&reserved).unwrap();
+    until("an answer", || waits.poll() == Some(5));
+    life.pool.release(&leased).unwrap();
+}
+
+#[test]
+fn a_defect_of_the_leader_ends_the_tier_and_leaves_nothing_behind() {
+    let (fixture, chain) = (Fixture::new(1, 20), keys(0..8));
+    drop(spilled(&fixture, &chain, FEW));
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    life.store_all(&chain[..3], 1);
+    fixture.disk.set(Faults { hang: true, ..Faults::default() });
+    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    until("reads", || request.found() == 3);
+    fixture.disk.set(Faults { panic: true, ..Faults::default() });
+    until("the end of the leader", || life.state() == TierState::None);
+    assert!(request.poll().is_some());
+    life.assert_clean();
+    assert!(life.pool.prefetch(life.ns, &chain, None, true).unwrap().is_none());
+    assert!(life.pool.ssd().unwrap().unwrap().problem.unwrap().contains("defect"));
+    assert_eq!(life.check(&chain, |_, nonce| nonce == 1), 3);
+}
+
+#[test]
+fn nobody_asks_a_leader_that_has_not_looked_around_for_long() {
+    let (fixture, chain) = (Fixture::new(1, 21), keys(0..4));
+    let life = spilled(&fixture, &chain, FEW);
+    let core = life.pool.core();
+    core.tier.stop("p");
+    // As of one that is stopped, and dead to nobody.
+    let segment = core.tier_segment().unwrap();
+    let header = segment.header();
+    let now = crate::shm::clock::boot_ms();
+    header.state.store(TierState::Serving as u64, crate::sync::SeqCst);
+    header.leader.store(core.me.encode(), crate::sync::SeqCst);
+    for (alive_ms, answers) in [(now + (1 << 40), true), (now - 60_000, false), (0, false)] {
+        header.alive_ms.store(alive_ms, crate::sync::SeqCst);
+        assert_eq!(life.pool.ssd_read_seconds(1).unwrap().is_some(), answers);
+        assert_eq!(life.pool.prefetch(life.ns, &chain, None, true).unwrap().is_some(), answers);
+        assert_eq!(life.state(), TierState::Serving);
+    }
+}
+
+#[test]
+fn who_has_lost_the_lead_changes_nothing_of_its_successor() {
+    let fixture = Fixture::new(1, 22);
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    let core = life.pool.core();
+    core.tier.stop("p");
+    let segment = core.tier_segment().unwrap();
+    let (leader, row) = (&segment.header().leader, &segment.namespaces()[life.ns.id() as usize]);
+    row.epoch.store(5, crate::sync::SeqCst);
+    let other = crate::shm::process::Member { row: core.me.row + 1, epoch: 1 };
+    for (member, epoch, state) in [(other, 5, TierState::None), (core.me, 0, TierState::Off)] {
+        leader.store(member.encode(), crate::sync::SeqCst);
+        super::leader::end_lead(core, segment, TierState::Off);
+        assert_eq!(row.epoch.load(crate::sync::SeqCst), epoch);
+        assert_eq!(segment.header().state.load(crate::sync::SeqCst) as u8, state as u8);
+    }
 }

@@ -147,7 +147,7 @@ impl Process {
 
     /// Reserve a slot for `key`, evicting if there is no other way.
     pub(super) fn reserve(&self, key: &Key) -> Option<BlockRef> {
-        let taken = self.core.take_slot(self.ns, true)?;
+        let taken = self.core.take_slot(self.ns, self.core.me.row, true)?;
         Some(self.core.name_slot(taken, &self.identity(), key))
     }
 
@@ -161,7 +161,11 @@ impl Process {
 
     /// Publish a written block; what is not published goes free.
     pub(super) fn publish(&self, block: BlockRef, key: &Key, parent: Option<Key>, replace: bool) -> Published {
-        let outcome = self.core.publish_one(block, &Pending { ns: self.ns, key: *key, parent }, replace);
+        let outcome = self.core.publish_one(
+            block,
+            &Pending { ns: self.ns, key: *key, parent, account: self.core.me.row },
+            replace,
+        );
         if outcome != Published::Visible {
             self.core.give_back(block.slot(), self.core.reserved_state(block));
         }
