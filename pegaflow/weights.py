@@ -79,7 +79,7 @@ def stamps(path: str) -> Stamps:
     files = _weight_files(root) + (sorted(root.glob("*config.json")) if root.is_dir() else [])
     if root.parent.name == "snapshots":
         files += sorted((root.parent.parent / "refs").glob("main"))
-    stats = {}
+    stats: dict[str, os.stat_result] = {}
     for place in (root, *files):
         stats |= {f"link {link}": link.lstat() for link in _links(place)}
         stats[str(place)] = place.stat()
