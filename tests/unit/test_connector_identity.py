@@ -1,6 +1,7 @@
 """What two engines must have in common before they share blocks."""
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pegaflow import weights
 from pegaflow.connector.identity import (
     SHARE_DUMMY_VARIABLE,
     ModelIdentity,
@@ -17,7 +19,6 @@ from pegaflow.connector.identity import (
     weights_identity,
 )
 from pegaflow.keys import fingerprint
-from pegaflow.weights import process_started
 from tests.unit.mini_engine import SINGLE
 
 VERSION = "0.32.0"
@@ -87,7 +88,9 @@ def test_made_up_weights_are_shared_only_if_asked_to(monkeypatch: pytest.MonkeyP
     assert first == second != weights_identity("model", None, None, "dummy", 2)
 
 
-def test_weights_that_changed_since_the_start_are_not_shared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_that_changed_since_the_start_are_not_shared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def twice() -> list[Any]:
         return [weights_identity(str(tmp_path), None, None, "auto", 0) for _ in range(2)]
 
@@ -96,7 +99,10 @@ def test_weights_that_changed_since_the_start_are_not_shared(tmp_path: Path, cap
         first, second = twice()
     assert first != second
     assert "newer than this process" in caplog.text
-    os.utime(tmp_path / "model.safetensors", (0, process_started() - 1.0))
+    os.utime(tmp_path / "model.safetensors", (0, 0))
+    first, second = twice()
+    assert first != second, "a copy that keeps times is new all the same"
+    monkeypatch.setattr(weights, "process_started", lambda: time.time() + 60)
     first, second = twice()
     assert first == second
     (tmp_path / "preprocessor_config.json").write_text('{"size": 448}')

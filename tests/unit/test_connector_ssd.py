@@ -490,14 +490,14 @@ def test_steps_without_tokens_do_not_end_those_with_some(monkeypatch: pytest.Mon
 
 
 def test_requests_ask_again_while_the_tier_opens_its_files_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespaces, "SSD_SETTLE_SECONDS", 0.01)
     engine = engine_behind_ssd()
+    monkeypatch.setattr(namespaces, "SSD_SETTLE_SECONDS", 0.01)
     tier_of(engine).recovering = True
     request = engine.add(PROMPT)
     started = time.monotonic()
     while time.monotonic() - started < 0.05:
         engine.step()
     assert request.state == "waiting"
-    monkeypatch.setattr(namespaces, "SSD_RECOVERY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(namespaces, "SSD_RECOVERY_SECONDS_MAX", 0.02)
     engine.run()
     assert request.num_tokens > len(PROMPT)
