@@ -1,6 +1,5 @@
 """Scheduler and worker in one process and thread: what comes out is what would have come out without us."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,10 @@ def test_files_elsewhere_with_another_tokenizer_still_hit(
     copy = tmp_path / "elsewhere"
     copy.mkdir()
     for file in models["llama"].iterdir():
-        shutil.copy2(file, copy / file.name)  # weights younger than the process would not be shared
+        # Weights that came after the process would not be shared, and a copy comes now whatever its times say.
+        (copy / file.name).symlink_to(file)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copy / name).unlink(missing_ok=True)
     (copy / "tokenizer.json").write_text("{}")
     (copy / "tokenizer_config.json").write_text('{"tokenizer_class": "Other"}')
     with in_process.engine(models["llama"], pool) as engine:
