@@ -15,6 +15,7 @@ PROMPTS = [prompt(1, 300), prompt(2, 320)]
 HITS = [288, 320]
 EVENTS_WAIT_MS = 5_000
 EVENTS_PAUSE_MS = 500
+GREETINGS_MAX = 50
 
 
 class Router:
@@ -33,6 +34,15 @@ class Router:
             batch = self._decode(self._socket.recv_multipart()[2])
             events += [event for event in batch.events if getattr(event, "medium", None) == "CPU"]
         return events
+
+    def meet(self, engine: Any) -> None:
+        """Go on until something is heard: what a publisher says before its subscribers have reached it is lost."""
+        for greeting in range(GREETINGS_MAX):
+            engine.generate([prompt(1_000 + greeting, 64)], 1)
+            if self._socket.poll(EVENTS_PAUSE_MS):
+                self.hear()
+                return
+        raise AssertionError("the engine was never heard")
 
     def close(self) -> None:
         self._socket.close(linger=0)
@@ -65,6 +75,7 @@ def test_adapters_meet_their_own_blocks_and_outputs_are_those_without_a_connecto
         expected = [tokens_of(plain.generate(PROMPTS, 20, adapter=adapter)) for adapter in (None, ours, other)]
     assert len({str(tokens) for tokens in expected}) == 3
     with in_process.engine(models["llama"], pool, **lora, **publishing(tmp_path)) as engine:
+        router.meet(engine)
         for adapter, tokens in zip((None, ours), expected, strict=False):
             cold = engine.generate(PROMPTS, 20, adapter=adapter)
             assert (tokens_of(cold), cached_of(cold)) == (tokens, [0, 0])
@@ -94,6 +105,7 @@ def test_router_hears_what_is_stored_and_what_is_reset(
     in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any], tmp_path: Path, router: Router
 ) -> None:
     with in_process.engine(models["gemma3"], pool, **publishing(tmp_path)) as engine:
+        router.meet(engine)
         engine.generate(PROMPTS[:1], 2)
         stored = router.hear()
         assert {event.group_idx for event in stored} >= {0, 1}
@@ -104,7 +116,7 @@ def test_router_hears_what_is_stored_and_what_is_reset(
         removed = router.hear()
     hashes = {(event.group_idx, name) for event in stored for name in event.block_hashes}
     assert all(isinstance(event, BlockRemoved) for event in removed)
-    assert {(event.group_idx, name) for event in removed for name in event.block_hashes} == hashes
+    assert {(event.group_idx, name) for event in removed for name in event.block_hashes} >= hashes
 
 
 def test_engine_that_pauses_leaves_its_blocks_to_others(
