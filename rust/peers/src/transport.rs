@@ -1,0 +1,108 @@
+//! The seam between fetching and the network: read parts of a peer's leased blocks into reserved slots of ours.
+//!
+//! A client opens a [`Channel`] to each peer and uses it from one thread at a time; a server has a [`LeasedParts`] from
+//! which its transports send.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pegaflow_engine::{BlockRef, Error, Result};
+
+use crate::proto::{ConnectReply, ConnectRequest, HelloReply, RegionsReply, RegionsRequest};
+
+/// Which transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TransportKind {
+    /// Streams.
+    Tcp,
+    /// One-sided reads.
+    Rdma,
+}
+
+/// A lease of a peer, as the one who has it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Ticket {
+    /// Number of the lease.
+    pub lease: u64,
+    /// Who has these bytes may read.
+    pub secret: [u8; 16],
+}
+
+/// One part of one block: where it is over there, and the reserved slot that it goes to.
+#[derive(Clone, Copy)]
+pub struct PartRead {
+    /// The lease that holds it.
+    pub ticket: Ticket,
+    /// Number of the block in the lease.
+    pub index: u32,
+    /// Number of the part.
+    pub part: u32,
+    /// Segment of the peer, and offset in it.
+    pub segment: u32,
+    /// See `segment`.
+    pub offset: u64,
+    /// Length of the part; equal on both sides.
+    pub bytes: u64,
+    /// A block of our pool that is reserved by this process until the read is over.
+    pub target: BlockRef,
+}
+
+/// What became of the reads of one call.
+pub struct ReadOutcome {
+    /// Per part, in order: the xxh3-64 (seed: the part) of the bytes as they lie in the slot now; `None` if they are not
+    /// all there.
+    pub arrived: Vec<Option<u64>>,
+    /// Nothing can write into any of the slots any more. If not, they have to be quarantined.
+    pub quiet: bool,
+    /// Why the channel cannot be used again; `None` if it can.
+    pub broken: Option<Error>,
+}
+
+/// A connection to one peer's memory. Used by one thread at a time; dropped, it is torn down.
+pub trait Channel: Send {
+    /// Which transport it is of.
+    fn kind(&self) -> TransportKind;
+
+    /// Read all parts, or what can be had until `deadline`. Returns when nothing is under way any more, or
+    /// says that it is not `quiet`.
+    fn read(&mut self, parts: &[PartRead], deadline: Instant) -> ReadOutcome;
+}
+
+/// Calls that a transport makes while it opens or uses a channel.
+pub trait ControlCalls: Send + Sync {
+    /// Have the peer make the other ends of queue pairs.
+    fn connect(&self, request: ConnectRequest) -> Result<ConnectReply>;
+
+    /// Ask for keys of segments.
+    fn regions(&self, request: RegionsRequest) -> Result<RegionsReply>;
+}
+
+/// The client's side of one kind of network.
+pub trait Transport: Send + Sync {
+    /// Which it is.
+    fn kind(&self) -> TransportKind;
+
+    /// Open a channel to the peer at `host` that greeted with `hello`. `session` names us there. Errors of kind
+    /// *not found* mean that there is no way to this peer by this transport.
+    fn open(
+        &self,
+        host: std::net::IpAddr,
+        hello: &HelloReply,
+        session: [u8; 16],
+        calls: Arc<dyn ControlCalls>,
+        deadline: Instant,
+    ) -> Result<Box<dyn Channel>>;
+}
+
+/// Blocks that a server has leased to its peers, for a transport that sends them.
+pub trait LeasedParts: Send + Sync {
+    /// Begin to send from a lease. `None` if there is no such lease, it has ended or the secret is wrong. Until the value is
+    /// dropped the blocks stay leased. When the lease ends meanwhile, `end` is called, once; it must not wait.
+    fn begin(&self, ticket: &Ticket, end: Box<dyn FnOnce() + Send>) -> Option<Box<dyn Sending>>;
+}
+
+/// A lease from which is being sent.
+pub trait Sending: Send {
+    /// Bytes of a part of block `index`; `None` if there is no such part.
+    fn part(&self, index: u32, part: u32) -> Option<&[u8]>;
+}
