@@ -49,8 +49,8 @@ pub struct PartRead {
 
 /// What became of the reads of one call.
 pub struct ReadOutcome {
-    /// Per part, in order: the xxh3-64 (seed: the part) of the bytes as they lie in the slot now; `None` if they are not
-    /// all there.
+    /// Per part, in order: the xxh3-64 (seed: the part) of the bytes as they lie in the slot now; `None` if not all are
+    /// there.
     pub arrived: Vec<Option<u64>>,
     /// Nothing can write into any of the slots any more. If not, they have to be quarantined.
     pub quiet: bool,
@@ -96,8 +96,8 @@ pub trait Transport: Send + Sync {
 
 /// Blocks that a server has leased to its peers, for a transport that sends them.
 pub trait LeasedParts: Send + Sync {
-    /// Begin to send from a lease. `None` if there is no such lease, it has ended or the secret is wrong. Until the value is
-    /// dropped the blocks stay leased. When the lease ends meanwhile, `end` is called, once; it must not wait.
+    /// Begin to send from a lease. `None` if there is no such lease, it has ended or the secret is wrong. Until the value
+    /// is dropped the blocks stay leased. When the lease ends meanwhile, `end` is called, once; it must not wait.
     fn begin(&self, ticket: &Ticket, end: Box<dyn FnOnce() + Send>) -> Option<Box<dyn Sending>>;
 }
 
