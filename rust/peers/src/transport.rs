@@ -96,8 +96,9 @@ pub trait Transport: Send + Sync {
 
 /// Blocks that a server has leased to its peers, for a transport that sends them.
 pub trait LeasedParts: Send + Sync {
-    /// Begin to send from a lease. `None` if there is no such lease, it has ended or the secret is wrong. Until the value
-    /// is dropped the blocks stay leased. When the lease ends meanwhile, `end` is called, once; it must not wait.
+    /// Begin to send from a lease. `None` if there is no such lease, it has ended or the secret is wrong. Until the
+    /// value is dropped the blocks stay leased. When the lease ends meanwhile, `end` is called, once; it must not
+    /// wait.
     fn begin(&self, ticket: &Ticket, end: Box<dyn FnOnce() + Send>) -> Option<Box<dyn Sending>>;
 }
 
