@@ -32,6 +32,10 @@ pub mod tier;
 pub use config::{HugePages, OpenOptions};
 pub use error::{Error, ErrorKind, Result};
 pub use key::{BlockRef, Key};
+#[cfg(not(loom))]
+pub use shm::fork::ForkGuard;
+#[cfg(not(loom))]
+pub use shm::lending::{DataSegment, Lent, LentPlace};
 pub use shm::names;
 pub use shm::namespace::{Namespace, NamespaceInfo};
 pub use shm::pool::Pool;

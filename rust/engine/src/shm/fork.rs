@@ -4,7 +4,7 @@ use std::sync::Once;
 
 use crate::sync::{AcqRel, Acquire, AtomicI32, AtomicU32, Relaxed, Release};
 
-/// Pools that one process may have open.
+/// Pools and listening sockets that one process may have open.
 const OPEN_MAX: usize = 256;
 const NONE: i32 = -1;
 
@@ -13,14 +13,14 @@ static DESCRIPTORS: [AtomicI32; OPEN_MAX] = [const { AtomicI32::new(NONE) }; OPE
 static HOOK: Once = Once::new();
 
 /// Registers a descriptor that forked children close at once, and knows whether this is such a child.
-pub(crate) struct ForkGuard {
+pub struct ForkGuard {
     forks: u32,
     entry: usize,
 }
 
 impl ForkGuard {
     /// `None` if this process has too many pools open.
-    pub(crate) fn new(descriptor: i32) -> Option<Self> {
+    pub fn new(descriptor: i32) -> Option<Self> {
         HOOK.call_once(|| {
             // SAFETY: `in_child` is an `extern "C"` function that only touches atomics and calls close(2), which is
             // async-signal-safe, as a fork handler of a threaded process has to be.
@@ -35,12 +35,12 @@ impl ForkGuard {
     }
 
     /// Forget the descriptor; before it is closed, so that no child closes a number that was given out again.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         DESCRIPTORS[self.entry].store(NONE, Release);
     }
 
     /// Whether this process is a fork of the one that made the guard.
-    pub(crate) fn forked(&self) -> bool {
+    pub fn forked(&self) -> bool {
         FORKS.load(Acquire) != self.forks
     }
 }

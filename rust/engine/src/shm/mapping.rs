@@ -7,11 +7,16 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::shm::rows::Shared;
+use crate::sync::{LocalU32, Relaxed};
 
 /// A whole file mapped shared and writable.
 pub(crate) struct Mapping {
     raw: MmapRaw,
+    number: u32,
 }
+
+/// How many mappings this process has made.
+static MADE: LocalU32 = LocalU32::new(0);
 
 impl Mapping {
     /// Map `bytes` of `file`, which has been claimed or checked to be that long.
@@ -19,7 +24,12 @@ impl Mapping {
         let raw = MmapOptions::new().len(bytes).map_raw(file).map_err(|error| {
             Error::new(ErrorKind::ShmFull, format!("cannot map {bytes} bytes of shared memory: {error}"))
         })?;
-        Ok(Self { raw })
+        Ok(Self { raw, number: MADE.fetch_add(1, Relaxed) })
+    }
+
+    /// Which of this process's mappings it is; no other one ever has the same.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -31,11 +41,12 @@ impl Mapping {
         (offset.checked_add(bytes)? <= self.len()).then(|| self.raw.as_mut_ptr().wrapping_add(offset))
     }
 
-    /// Bytes of a slot that is sealed: nobody writes it. For `verify` only, which nobody's data depends on.
+    /// Bytes of a slot that is sealed: nobody writes it. For those who hold a lease, and for `verify`, which nobody's data
+    /// depends on.
     pub(crate) fn sealed_bytes(&self, offset: usize, bytes: usize) -> Option<&[u8]> {
         let address = self.address(offset, bytes)?;
-        // SAFETY: inside the mapping, which lives as long as `self`; the caller looked at a sealed slot of a pool that
-        // it was told nobody is changing.
+        // SAFETY: inside the mapping, which lives as long as `self`; the caller leases the slot, or looked at a sealed
+        // one of a pool that it was told nobody is changing.
         Some(unsafe { std::slice::from_raw_parts(address, bytes) })
     }
 

@@ -9,7 +9,7 @@ pub(crate) mod evict;
 pub(crate) mod extent;
 pub(crate) mod file;
 #[cfg(not(loom))]
-mod fork;
+pub(crate) mod fork;
 pub(crate) mod free;
 pub(crate) mod geometry;
 pub(crate) mod grow;
@@ -17,6 +17,8 @@ pub(crate) mod home;
 pub(crate) mod huge;
 mod index;
 pub(crate) mod lease;
+#[cfg(not(loom))]
+pub mod lending;
 #[cfg(not(loom))]
 pub(crate) mod liveness;
 pub(crate) mod lock;

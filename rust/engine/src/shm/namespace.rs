@@ -67,10 +67,7 @@ impl Core {
         label: &str,
     ) -> Result<Namespace> {
         self.check_parts(part_bytes)?;
-        let mut words = [0u64; 4];
-        for (word, chunk) in words.iter_mut().zip(fingerprint.chunks_exact(8)) {
-            *word = u64::from_le_bytes(chunk.try_into().expect("chunk of 8"));
-        }
+        let words = words_of(fingerprint);
         let _structure = self.lock(&self.control.header().structure_lock).ok_or_else(|| {
             Error::busy("another process holds the pool's structure lock for too long (is it stopped?): try again")
         })?;
@@ -107,6 +104,25 @@ impl Core {
             ErrorKind::Full,
             format!("the pool has all {NAMESPACES_MAX} namespaces in use: use another pool_name or `pegaflow rm` it"),
         ))
+    }
+
+    /// The namespace of this name whose blocks make room for each other, if there is one with parts of these sizes.
+    pub(crate) fn known_namespace(&self, fingerprint: &[u8; 32], group: u32, part_bytes: &[u64]) -> Option<Namespace> {
+        let words = words_of(fingerprint);
+        let mut ready = self.control.namespaces().iter().take_while(|row| row.state.load(Acquire) == READY);
+        let id = ready.position(|row| load4(&row.fingerprint) == words && row.group.load(Relaxed) == group)?;
+        let known = sizes(&self.control, &self.control.namespaces()[id])?;
+        (words[0] != KEPT && known == part_bytes).then_some(Namespace(id as u32))
+    }
+
+    /// Fingerprint and group of a namespace.
+    pub(crate) fn name_of_namespace(&self, ns: Namespace) -> Result<([u8; 32], u32)> {
+        let row = self.namespace_row(ns)?;
+        let mut fingerprint = [0; 32];
+        for (chunk, word) in fingerprint.chunks_exact_mut(8).zip(load4(&row.fingerprint)) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        Ok((fingerprint, row.group.load(Relaxed)))
     }
 
     /// Whoever only keeps values, of which none makes room for others, has no share of what the others divide.
@@ -220,6 +236,15 @@ impl Core {
             row.frees.fetch_add(1, Release);
         }
     }
+}
+
+/// A fingerprint as rows and headers have it.
+fn words_of(fingerprint: &[u8; 32]) -> [u64; 4] {
+    let mut words = [0u64; 4];
+    for (word, chunk) in words.iter_mut().zip(fingerprint.chunks_exact(8)) {
+        *word = u64::from_le_bytes(chunk.try_into().expect("chunk of 8"));
+    }
+    words
 }
 
 /// Part sizes as the row has them; `None` if no writer writes such sizes.

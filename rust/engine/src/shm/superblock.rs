@@ -15,6 +15,9 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"PEGAPOOL");
 /// Words of the superblock; the last one is the checksum of the others.
 pub(crate) const WORDS: usize = 16;
 
+/// Word with the pool's id.
+pub(crate) const POOL_ID_WORD: usize = 6;
+
 /// Contents of the superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
@@ -37,7 +40,7 @@ impl Superblock {
         words[3] = self.geometry.segment_bytes;
         words[4] = self.geometry.slots_max;
         words[5] = self.created_unix_s;
-        words[6] = self.pool_id;
+        words[POOL_ID_WORD] = self.pool_id;
         words[7] = self.page_bytes;
         words[8] = self.name_checksum;
         words[WORDS - 1] = checksum(&words);
@@ -82,7 +85,13 @@ impl Superblock {
         if actual != expected {
             return refuse(format!("has {actual} bytes instead of {expected}"));
         }
-        Ok(Self { geometry, created_unix_s: words[5], pool_id: words[6], page_bytes, name_checksum: words[8] })
+        Ok(Self {
+            geometry,
+            created_unix_s: words[5],
+            pool_id: words[POOL_ID_WORD],
+            page_bytes,
+            name_checksum: words[8],
+        })
     }
 }
 
