@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from pegaflow.connector.geometry import Geometry, GroupKind
 from pegaflow.connector.landing import Landing, Landings
 from pegaflow.connector.log import logger
-from pegaflow.connector.matching import Match, Need, find_match, needs_of, with_tail
+from pegaflow.connector.matching import Index, Match, Need, find_match, needs_of, with_tail
 from pegaflow.connector.metadata import GroupBlocks, LoadJob, LoadOutcome
 from pegaflow.connector.namespaces import Store
+from pegaflow.connector.peer_watch import PeerWatch, WatchedView
+from pegaflow.connector.peering import PeerFetches
 from pegaflow.connector.prefetching import Prefetches, TierView
 from pegaflow.connector.request_state import Offer, Phase, RequestState, RequestTable
 from pegaflow.connector.tails import Tails
@@ -48,6 +50,8 @@ class Loads:
         tails: Tails,
         waiting: Waiting,
         prefetches: Prefetches,
+        peers: PeerFetches,
+        watch: PeerWatch,
     ) -> None:
         self._geometry = geometry
         self._store = store
@@ -58,6 +62,8 @@ class Loads:
         self._tails = tails
         self._waiting = waiting
         self._prefetches = prefetches
+        self._peers = peers
+        self._watch = watch
         self._jobs: list[LoadJob] = []
         self._bad_keys: OrderedDict[tuple[int, bytes], None] = OrderedDict()
 
@@ -77,20 +83,40 @@ class Loads:
         namespaces = self._store.namespaces()
         if namespaces is None:
             return ASK_AGAIN if self._store.worth_waiting() else MISS
-        if self._waiting.goes_on(state, self._views(namespaces), computed_tokens):
+        if self._waiting.goes_on(state, self._places(namespaces), computed_tokens):
             return ASK_AGAIN
         keys = self._keys(state)
-        pool = self._store.pool
-        if self._store.ssd and pool is not None:
-            if self._store.ssd_settles():
-                return ASK_AGAIN
-            find = partial(self._find, state, keys=keys, computed_tokens=computed_tokens)
-            if self._prefetches.goes_on(state, pool, namespaces, keys, computed_tokens, find):
-                return ASK_AGAIN
+        if self._put_off(state, namespaces, keys, computed_tokens):
+            return ASK_AGAIN
         try:
             return self._offer(state, namespaces, keys, computed_tokens)
         finally:
-            self._prefetches.drop(state.request.request_id, pool)
+            self._drop(state.request.request_id)
+
+    def _put_off(
+        self,
+        state: RequestState,
+        namespaces: "Mapping[int, Namespace]",
+        keys: Mapping[int, Sequence[bytes]],
+        computed_tokens: int,
+    ) -> bool:
+        """Whether blocks are on their way into memory that the request should take too."""
+        pool, ssd = self._store.pool, self._store.ssd
+        if pool is None:
+            return False
+        if ssd and self._store.ssd_settles():
+            return True
+        find = partial(self._find, state, keys=keys, computed_tokens=computed_tokens)
+        # Peers answer while the disk reads.
+        self._peers.ask(state, namespaces, self._views(namespaces), keys, computed_tokens, find)
+        if ssd and self._prefetches.goes_on(state, pool, namespaces, keys, computed_tokens, find):
+            return True
+        return self._peers.goes_on(state, pool, namespaces, keys, computed_tokens, find)
+
+    def _drop(self, request_id: str) -> None:
+        """Hold nothing any more that was brought for a request."""
+        self._prefetches.drop(request_id, self._store.pool)
+        self._peers.drop(request_id, self._store.pool)
 
     def _offer(
         self,
@@ -117,17 +143,19 @@ class Loads:
         if state.tiers_counted:
             return
         state.tiers_counted = True
-        in_memory = hit_tokens if state.tokens_in_memory is None else min(state.tokens_in_memory, hit_tokens)
+        here = hit_tokens if state.tokens_here is None else min(state.tokens_here, hit_tokens)
+        in_memory = here if state.tokens_in_memory is None else min(state.tokens_in_memory, here)
         most = max(hit_tokens, self._geometry.hit_tokens_max(int(state.request.num_prompt_tokens)))
         self._recorder.count("hit_tokens_ram", max(0, in_memory - computed_tokens))
-        self._recorder.count("hit_tokens_ssd", hit_tokens - max(in_memory, computed_tokens))
+        self._recorder.count("hit_tokens_ssd", max(0, here - max(in_memory, computed_tokens)))
+        self._recorder.count("hit_tokens_peer", hit_tokens - max(here, computed_tokens))
         self._recorder.count("miss_tokens", most - hit_tokens)
 
     def allocated(self, state: RequestState, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
         """vLLM has blocks for ``external_tokens`` of what was offered: load them, or drop the offer if it is 0."""
         if external_tokens <= 0:
             # It may have stopped asking before it took what was brought for it.
-            self._prefetches.drop(state.request.request_id, self._store.pool)
+            self._drop(state.request.request_id)
             self._release(self._table.withdraw(state))
             return
         if state.phase is Phase.QUEUED:
@@ -211,12 +239,14 @@ class Loads:
                 state.offer.void = True
 
     def stop_waiting(self) -> None:
-        """Hold nothing any more for requests that wait for the SSD; they look again when they ask again."""
+        """Hold nothing any more for requests that wait for the SSD or peers; they look again when they ask again."""
         self._prefetches.drop_all(self._store.pool)
+        self._peers.drop_all(self._store.pool)
+        self._watch.close()
 
     def request_finished(self, request_id: str) -> None:
         """vLLM is done with the request; a load in flight keeps its leases."""
-        self._prefetches.drop(request_id, self._store.pool)
+        self._drop(request_id)
         self._release(self._table.finish(request_id))
 
     def withdraw_all(self) -> None:
@@ -239,6 +269,13 @@ class Loads:
                     self._overdue_seconds,
                 )
 
+    def _places(
+        self, namespaces: "Mapping[int, Namespace]"
+    ) -> "Mapping[int, Namespace] | Mapping[int, TierView] | Mapping[int, WatchedView]":
+        """Where requests may wait for something to come."""
+        views = self._views(namespaces)
+        return self._watch.views(views, namespaces) if self._watch.active else views
+
     def _views(self, namespaces: "Mapping[int, Namespace]") -> "Mapping[int, Namespace] | Mapping[int, TierView]":
         if not self._store.ssd:
             return namespaces
@@ -247,7 +284,7 @@ class Loads:
     def _find(
         self,
         state: RequestState,
-        namespaces: "Mapping[int, Namespace] | Mapping[int, TierView]",
+        namespaces: Mapping[int, Index],
         keys: Mapping[int, Sequence[bytes]],
         computed_tokens: int,
     ) -> Match | None:

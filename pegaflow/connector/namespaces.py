@@ -107,6 +107,11 @@ class Store:
         if geometry.problem:
             self.turn_off(geometry.problem + ".")
 
+    @property
+    def shares(self) -> bool:
+        """Whether others can have blocks that this engine finds."""
+        return self._private is None
+
     def turn_off(self, reason: str) -> None:
         """From now on nothing hits and nothing is saved. Said once."""
         if self.off is None:

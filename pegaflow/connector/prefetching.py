@@ -14,14 +14,12 @@ from pegaflow.connector.geometry import Geometry, GroupKind
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.matching import Match, Need
 from pegaflow.connector.request_state import RequestState
+from pegaflow.connector.runs import ON_SSD, Chain, Loose, Run
 from pegaflow.connector.speed import ComputeSpeed
 from pegaflow.metrics import Recorder
 
 if TYPE_CHECKING:
-    from pegaflow._native import Namespace, Pool, Prefetch
-
-KEYS_MAX = 1_024
-"""Keys of one request to the tier; the next ones are asked for when these are there."""
+    from pegaflow._native import Namespace, Pool
 
 LOOKUP_KEYS_MIN = 64
 """Keys that are looked up at once at first, so that finding nothing costs little, however long a prompt is."""
@@ -31,9 +29,6 @@ PREFETCHES_MAX = 2
 
 SHARE_MAX = 4
 """At most this part of the pool (one in so many bytes) is held for requests that are put off."""
-
-NOWHERE, ON_SSD = 0, 2
-"""Answers of ``Namespace.tiers``."""
 
 Find = Callable[["Mapping[int, TierView] | Mapping[int, Namespace]"], Match | None]
 """Longest hit of a request, given where to look."""
@@ -73,108 +68,11 @@ class TierView:
         return self._namespace.others()
 
 
-class _Run:
-    """Blocks of one group that are brought into memory and held there."""
-
-    def __init__(self, namespace: "Namespace", keys: Sequence[bytes], start: int, stop: int) -> None:
-        """``keys[start:stop]``."""
-        self._namespace, self._keys, self._at, self._stop = namespace, keys, start, stop
-        self._chunk: Sequence[bytes] = ()
-        self._request: Prefetch | None = None
-        self.refs: list[int] = []
-
-    def go_on(self, last: bool) -> bool:
-        """Take what has come and ask for more. ``last``: take what is there. True when there is no more to wait for."""
-        while True:
-            if self._request is None:
-                self._chunk = () if last else self._next()
-                self._request = self._ask() if self._chunk else None
-                if self._request is None:
-                    return True  # nothing is left, too many requests are open, or nobody reads any more
-            found = self._request.found() if last else self._request.poll()
-            if found is None:
-                return False
-            refs = self._take(found)
-            self.refs += refs
-            self.close()
-            if not refs:
-                return True
-
-    def close(self) -> None:
-        """Ask for no more."""
-        request, self._request = self._request, None
-        if request is not None:
-            request.close()
-
-    def _next(self) -> Sequence[bytes]:
-        """The next keys to ask for. The tier may bring fewer than it is asked for."""
-        raise NotImplementedError
-
-    def _ask(self) -> "Prefetch | None":
-        raise NotImplementedError
-
-    def _take(self, found: int) -> list[int]:
-        """Lease what was found of the chunk."""
-        raise NotImplementedError
-
-
-class _Chain(_Run):
-    """Each block is the child of the one before it, and comes into memory behind that one only."""
-
-    def __init__(self, namespace: "Namespace", keys: Sequence[bytes], start: int, stop: int) -> None:
-        # What is before ``start`` has to be in memory too, though the device has it already.
-        tiers = namespace.tiers(keys[:stop])
-        first = tiers.find(ON_SSD)
-        if first < 0 or tiers.find(NOWHERE) >= 0:
-            first = stop
-        super().__init__(namespace, keys, first, stop)
-        self.refs += namespace.lease(keys, max(0, min(start, first - 1)), first)
-
-    def _next(self) -> Sequence[bytes]:
-        chunk = self._keys[self._at : min(self._at + KEYS_MAX, self._stop)]
-        return chunk if chunk and self._namespace.tiers(chunk[:1])[0] != NOWHERE else ()
-
-    def _ask(self) -> "Prefetch | None":
-        return self._namespace.prefetch(self._chunk, parent=self._keys[self._at - 1] if self._at else None)
-
-    def _take(self, found: int) -> list[int]:
-        refs = self._namespace.lease(self._keys, self._at, self._at + found)
-        self._at += len(refs)
-        return refs
-
-
-class _Loose(_Run):
-    """Blocks that are of use without those before them."""
-
-    def __init__(self, namespace: "Namespace", keys: Sequence[bytes], start: int, stop: int) -> None:
-        super().__init__(namespace, keys, start, stop)
-        self.refs += self._lease_each(keys[start:stop])
-
-    def _next(self) -> Sequence[bytes]:
-        keys = self._keys[self._at : self._stop]
-        return [key for key, tier in zip(keys, self._namespace.tiers(keys), strict=True) if tier == ON_SSD][:KEYS_MAX]
-
-    def _ask(self) -> "Prefetch | None":
-        return self._namespace.prefetch(self._chunk, chained=False)
-
-    def _take(self, found: int) -> list[int]:
-        return self._lease_each(self._chunk)
-
-    def _lease_each(self, keys: Sequence[bytes]) -> list[int]:
-        refs: list[int] = []
-        at = 0
-        while at < len(keys):
-            run = self._namespace.lease(keys[at:])
-            refs += run
-            at += len(run) + 1
-        return refs
-
-
 @dataclass
 class Prefetching:
     """What is on its way for one request."""
 
-    runs: list[_Run]
+    runs: list[Run]
     deadline: float
     started: float
     bytes_held: int
@@ -283,9 +181,9 @@ class Prefetches:
             needs.append(Need(need.group, need.start, stop))
         return needs
 
-    def _run(self, namespace: "Namespace", keys: Sequence[bytes], need: Need) -> _Run:
+    def _run(self, namespace: "Namespace", keys: Sequence[bytes], need: Need) -> Run:
         chained = self.geometry.group(need.group).kind is GroupKind.FULL
-        return (_Chain if chained else _Loose)(namespace, keys, need.start, need.stop)
+        return (Chain if chained else Loose)(namespace, keys, need.start, need.stop)
 
     def _worth(
         self,

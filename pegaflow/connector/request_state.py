@@ -99,6 +99,10 @@ class RequestState:
     """How often the request was put off for blocks on SSD."""
     tokens_in_memory: int | None = None
     """What of its prompt was in memory when it was put off."""
+    peer_rounds: int = 0
+    """How often peers were asked for its blocks."""
+    tokens_here: int | None = None
+    """What of its prompt was in this host's memory when blocks of peers were asked for."""
     tiers_counted: bool = False
     """Whether it is in the metrics where its prompt was found."""
     load_started: float = 0.0

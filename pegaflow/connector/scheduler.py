@@ -19,6 +19,9 @@ from pegaflow.connector.loads import ASK_AGAIN, MISS, Answer, Loads
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import PoolAddress, RankReport, SaveJob, StepPlan
 from pegaflow.connector.namespaces import Store
+from pegaflow.connector.peer_runs import PeerClient
+from pegaflow.connector.peer_watch import PeerWatch
+from pegaflow.connector.peering import PeerFetches
 from pegaflow.connector.pins import Pins
 from pegaflow.connector.prefetching import Prefetches
 from pegaflow.connector.request_state import Phase, RequestState, RequestTable
@@ -57,12 +60,14 @@ class SchedulerHalf:
         wiped_by_first_pass: bool = False,
         hash_tokens: HashTokens | None = None,
         event_maker: EventMaker | None = None,
+        peers: Callable[[], PeerClient | None] = lambda: None,
     ) -> None:
         """``ranks``: workers that report each job. ``settle``: see ``StepPlan.settle``. ``bypasses``: tells requests
         that must be left alone. ``adapters``: tells LoRA adapters apart. ``names_layers``: whether vLLM names each
         layer before it runs, so that forward passes can follow loads. ``wiped_by_first_pass``: see
         ``compat.wiped_by_first_pass``. ``hash_tokens``: vLLM's hash of the tokens of a tail. ``event_maker``:
-        if somebody wants to know which blocks are in the pool."""
+        if somebody wants to know which blocks are in the pool. ``peers``: connections to other hosts, once there are
+        any."""
         self.table = RequestTable()
         self._config = config
         self._geometry = geometry
@@ -86,10 +91,16 @@ class SchedulerHalf:
         waiting = Waiting(geometry, tails, recorder, config.wait_for_full_prefix_seconds * config.wait_for_full_prefix)
         self._speed = ComputeSpeed()
         self._ssd_report = SsdReport()
-        prefetches = Prefetches(geometry, recorder, self._guard, self._speed, config.prefetch_wait_ms_max / 1_000)
+        seconds_max = config.prefetch_wait_ms_max / 1_000
+        prefetches = Prefetches(geometry, recorder, self._guard, self._speed, seconds_max)
+        client = partial(_client, store, peers)
+        patient = config.wait_for_full_prefix
+        fetches = PeerFetches(geometry, recorder, self._guard, self._speed, seconds_max, client, patient)
+        watch = PeerWatch(client, self._guard)
         self._loads = Loads(
-            geometry, store, self.table, self._landings, recorder, overdue_seconds, tails, waiting, prefetches
-        )
+            geometry, store, self.table, self._landings, recorder, overdue_seconds, tails, waiting, prefetches, fetches,
+            watch,
+        )  # fmt: skip
         self._events = Events(event_maker, store.namespaces)
         landing = self._landings.under
         ask = self._adapters.ask
@@ -281,6 +292,11 @@ class SchedulerHalf:
     def _watch(self) -> None:
         self._loads.watch()
         self._saves.watch()
+
+
+def _client(store: Store, peers: Callable[[], PeerClient | None]) -> PeerClient | None:
+    """Connections to other hosts, unless nobody else can have this engine's blocks."""
+    return peers() if store.shares else None
 
 
 def log_notes(config: ConnectorConfig) -> None:

@@ -15,9 +15,10 @@ from pegaflow.metrics import Recorder
 
 if TYPE_CHECKING:
     from pegaflow._native import Namespace
+    from pegaflow.connector.peer_watch import WatchedView
     from pegaflow.connector.prefetching import TierView
 
-    Places = Mapping[int, Namespace] | Mapping[int, TierView]
+    Places = Mapping[int, Namespace] | Mapping[int, TierView] | Mapping[int, WatchedView]
 
 PROBE_SECONDS = 0.05
 """For so long the answer to whether others are alive is not asked for again."""
@@ -40,7 +41,9 @@ class Waiting:
         if not self._seconds_max or state.waited:
             return False
         wanted = self._last_keys(state, computed_tokens)
-        complete = all(namespaces[group].contains([key])[0] for group, key in wanted)
+        # Each of them is looked for, so that peers are asked for all that is missing at once.
+        present = [namespaces[group].contains([key])[0] for group, key in wanted]
+        complete = all(present)
         now = time.monotonic()
         first = state.waits_since is None
         since = state.waits_since = now if state.waits_since is None else state.waits_since

@@ -151,6 +151,7 @@ class MiniEngine:
         wrapped: bool = False,
         settle: bool = False,
         event_maker: Any = None,
+        peers: Any = None,
         **options: Any,
     ) -> None:
         """``replicas``: consecutive ranks of a stage that hold the same bytes. ``stages``: of a pipeline; with several
@@ -158,7 +159,7 @@ class MiniEngine:
         by default all of it is faked. ``memory``: where caches are, see ``HostMemory``. ``layers``: of each group; a
         model of several names each before it reads its bytes. ``wrapped``: nobody asks the workers for their shapes,
         as if other connectors had answered first. ``settle``: nobody steps the engine once it is idle.
-        ``event_maker``: who makes KV events of what is stored."""
+        ``event_maker``: who makes KV events of what is stored. ``peers``: connections to other hosts."""
         self._memory_type = memory
         self.geometry, self.ranks, self.blocks = geometry, ranks, blocks
         self.replicas, self.stages = replicas, stages
@@ -189,6 +190,7 @@ class MiniEngine:
             wiped_by_first_pass=wiped_by_first_pass,
             hash_tokens=hash_tokens,
             event_maker=event_maker,
+            peers=lambda: peers,
         )
         self.scheduler.bind_block_pool(self.block_pool)
         self.copiers: list[FakeCopier] = []

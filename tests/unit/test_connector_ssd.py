@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pegaflow.connector import namespaces, prefetching
+from pegaflow.connector import namespaces, prefetching, runs
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.speed import ComputeSpeed
 from tests.engine_races import random_events
@@ -145,7 +145,7 @@ def test_what_is_in_memory_is_taken_at_once() -> None:
 
 
 def test_long_prompts_are_asked_for_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetching, "KEYS_MAX", 3)
+    monkeypatch.setattr(runs, "KEYS_MAX", 3)
     engine = engine_behind_ssd(HYBRID)
     tier_of(engine).blocks_per_poll = 2
     request = engine.add(PROMPT)

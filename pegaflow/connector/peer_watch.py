@@ -1,0 +1,125 @@
+"""For requests that wait until their whole prompt is there: whether it has come to a peer.
+
+The last blocks of all of them are asked for in one question, again and again, with pauses. Nothing here waits.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pegaflow.connector.guard import Guard
+from pegaflow.connector.matching import Index
+from pegaflow.connector.peer_runs import PeerClient, Query
+
+if TYPE_CHECKING:
+    from pegaflow._native import Namespace
+
+ASK_SECONDS = 0.05
+"""Pause between two questions."""
+
+KEYS_MAX = 4_096
+"""Blocks of one question; those that are left out come with the next one."""
+
+PRESENT_MAX = 4_096
+"""Blocks that are remembered to be with peers; the oldest are forgotten first."""
+
+ALIVE = ("up", "unknown")
+"""States of peers that may bring something: not those that failed, nor this pool itself."""
+
+
+class PeerWatch:
+    """What peers have of the blocks that are waited for in one engine."""
+
+    def __init__(self, client: Callable[[], PeerClient | None], guard: Guard) -> None:
+        """``client``: the connections to peers; ``None`` while there are none."""
+        self._client = client
+        self._guard = guard
+        self._wanted: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        self._present: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        self._query: Query | None = None
+        self._asked: list[tuple[int, list[bytes]]] = []
+        self._next_at = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anybody to ask."""
+        return self._client() is not None
+
+    def views(self, indexes: Mapping[int, Index], namespaces: "Mapping[int, Namespace]") -> "dict[int, WatchedView]":
+        """``indexes`` of this host, and what peers have besides."""
+        return {group: WatchedView(self, index, namespaces, group) for group, index in indexes.items()}
+
+    def has(self, namespaces: "Mapping[int, Namespace]", group: int, key: bytes) -> bool:
+        """Whether a peer had this block when it was asked last. It is asked for from now on."""
+        if (group, key) in self._present:
+            return True
+        if len(self._wanted) < KEYS_MAX:
+            self._wanted[group, key] = None
+        self._guard.run("asking peers again", None, lambda: self._go_on(namespaces))
+        return (group, key) in self._present
+
+    def alive(self) -> int:
+        """How many peers may bring something."""
+        client = self._client()
+        if client is None:
+            return 0
+        return self._guard.run("counting peers", 0, lambda: sum(peer["state"] in ALIVE for peer in client.facts()))
+
+    def close(self) -> None:
+        """Ask no more. Idempotent."""
+        query, self._query = self._query, None
+        self._wanted.clear()
+        self._present.clear()
+        if query is not None:
+            self._guard.run("closing a question to peers", None, query.close)
+
+    def _go_on(self, namespaces: "Mapping[int, Namespace]") -> None:
+        query, self._query = self._query, None
+        if query is not None:
+            answers = query.poll()
+            if answers is None:
+                self._query = query
+                return
+            query.close()
+            for (group, keys), tiers in zip(self._asked, answers, strict=True):
+                self._present.update(
+                    dict.fromkeys((group, key) for key, tier in zip(keys, tiers, strict=False) if tier)
+                )
+            while len(self._present) > PRESENT_MAX:
+                self._present.popitem(last=False)
+        now = time.monotonic()
+        client = self._client()
+        if now < self._next_at or client is None or not self._wanted:
+            return
+        self._next_at = now + ASK_SECONDS
+        by_group: dict[int, list[bytes]] = {}
+        for group, key in self._wanted:
+            by_group.setdefault(group, []).append(key)
+        self._wanted.clear()
+        self._asked = list(by_group.items())
+        self._query = client.find([(namespaces[group], keys, False) for group, keys in self._asked])
+
+    def _took(self, present: Iterable[tuple[int, bytes]]) -> None:
+        for block in present:
+            self._present[block] = None
+            self._wanted.pop(block, None)
+
+
+class WatchedView:
+    """An index of this host for those who wait: what peers have counts as present, and peers as others."""
+
+    def __init__(
+        self, watch: PeerWatch, index: "Index | Namespace", namespaces: "Mapping[int, Namespace]", group: int
+    ) -> None:
+        self._watch, self._index, self._namespaces, self._group = watch, index, namespaces, group
+
+    def contains(self, keys: Sequence[bytes]) -> bytes:
+        """One byte per key: 1 on this host or with a peer, 0 absent."""
+        here = self._index.contains(keys)
+        pairs = zip(here, keys, strict=True)
+        return bytes(bool(found) or self._watch.has(self._namespaces, self._group, key) for found, key in pairs)
+
+    def others(self) -> int:
+        """Living processes and peers that may bring something."""
+        return self._namespaces[self._group].others() + self._watch.alive()
