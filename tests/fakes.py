@@ -340,11 +340,6 @@ class FakeBlockPool:
     def __init__(self, blocks: int) -> None:
         self.blocks = [FakeBlock(index) for index in range(blocks)]
         self.blocks[0].is_null = True
-        self.evicted: set[int] = set()
-        """Blocks whose hashes vLLM was told to forget."""
-
-    def evict_blocks(self, block_ids: set[int]) -> None:
-        self.evicted |= block_ids
 
     def allocate(self) -> int | None:
         """A free block, if there is one."""

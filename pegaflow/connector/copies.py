@@ -232,10 +232,6 @@ class Copies:
                 self._book(done)
         return not self._copier.in_flight()
 
-    def blocks_in_flight(self) -> set[int]:
-        """Ids of the blocks that loads may still write."""
-        return {block for task, (_, _, ids) in self._in_flight.values() if task.load is not None for block in ids}
-
     def close(self) -> None:
         """Finish what is queued and leave the pool."""
         self._copier.close()

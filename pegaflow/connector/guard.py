@@ -1,4 +1,4 @@
-"""No exception reaches vLLM: it becomes the hook's answer for "nothing", a count, and one log line of its kind."""
+"""No exception reaches vLLM, but for one: each becomes the hook's answer for "nothing", a count and a log line."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,6 +16,11 @@ FATAL = (ForkedProcess, PoolClosed, PoolCorrupt)
 """Errors after which the pool is of no use to this process any more."""
 
 
+class MustStop(Exception):
+    """A worker of vLLM computes from blocks that a load was to fill and did not. The one exception that vLLM hears of:
+    its engine ends, and with it all requests, in errors. What it would say otherwise would be wrong."""
+
+
 class Guard:
     """Runs the hooks of one connector."""
 
@@ -29,6 +34,8 @@ class Guard:
         """Result of ``function()``, or ``default`` if it raises."""
         try:
             return function()
+        except MustStop:
+            raise
         except Exception as error:  # vLLM's engine dies of whatever gets out of a hook
             self.note(hook, error)
             return default

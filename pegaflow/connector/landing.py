@@ -2,7 +2,8 @@
 
 Such a load is landing from the moment that vLLM counts its tokens as computed until every rank has reported it. Its
 slots stay leased and its blocks are held in vLLM's block pool for so long: whatever becomes of the request, nobody gets
-blocks that a copy may still write.
+blocks that a copy may still write. A load that has failed on one rank before vLLM went on, so that vLLM knows, lands
+like others; one that fails later ends the engine (see ``guard.MustStop``).
 """
 
 from collections.abc import Collection, Sequence
@@ -88,12 +89,6 @@ class Landings:
     def let_go(self, landing: Landing) -> None:
         """The load is over: its blocks need not be held any more."""
         self._pins.let_go(landing.held)
-
-    def distrust(self, landing: Landing) -> None:
-        """The load failed. vLLM recomputes what still runs on it, but it also knows the blocks by their hashes, and
-        those that were computed from them: nobody may meet them any more, whatever became of the request."""
-        if landing.outcome is not None and not landing.outcome.ok:
-            self._pins.forget_hashes()
 
     def _is_over(self, landing: Landing) -> bool:
         return landing.outcome is not None and landing.outcome.ranks >= self._ranks

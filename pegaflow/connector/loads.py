@@ -190,10 +190,7 @@ class Loads:
         if request_id in self._landings:
             landing = self._landings.reported(request_id, outcome)
             if landing is not None:
-                try:
-                    self._conclude(landing)
-                finally:
-                    self._landings.distrust(landing)
+                self._conclude(landing)
             return
         state = self._table.get(request_id)
         if state is not None and state.phase in (Phase.LOADING, Phase.ORPHANED):

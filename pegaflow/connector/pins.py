@@ -48,10 +48,6 @@ class Pins:
         if blocks:
             self._pool.free_blocks(list(reversed(blocks)))
 
-    def forget_hashes(self) -> None:
-        """From now on vLLM finds no block by its hash: what blocks hold may not be what their hashes say."""
-        self._pool.evict_blocks(set(range(len(self._pool.blocks))))
-
     @property
     def room(self) -> int:
         """How many more blocks may be pinned."""

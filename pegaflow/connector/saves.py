@@ -49,7 +49,8 @@ class _Job:
     tables: Tables = ()
     """All blocks of the request when the job was planned: what is saved was computed from them."""
     loads: set[str] = field(default_factory=set)
-    """Requests whose loads are not over and may yet turn out to have failed: we computed from what they bring."""
+    """Requests whose loads are not over: should one fail, so will the engine, and what we computed from it is not to be
+    there for others."""
     adapter: Adapter | None = None
     """The adapter that it was computed with."""
     look: int = 0
@@ -206,13 +207,10 @@ class Saves:
         if job.is_over:
             self._take_out(job_id, self._complete)
 
-    def load_over(self, request_id: str, ok: bool) -> None:
-        """A load that vLLM went on with is over. If it failed, nothing that was computed behind it is saved."""
-        behind = [job for job in self._jobs.values() if request_id in job.loads]
-        for job in behind:
+    def load_over(self, request_id: str) -> None:
+        """A load that vLLM went on with is over."""
+        for job in self._jobs.values():
             job.loads.discard(request_id)
-            if not ok:
-                job.failed.update(job.refs)
         self._complete_those_over(list(self._jobs))
 
     def complete_confirmed(self) -> None:

@@ -179,19 +179,14 @@ class SchedulerHalf:
             for request_id, load in report.loads.items():
                 was_landing = request_id in self._landings
                 run("booking a load", None, partial(self._loads.reported, request_id, load))
-                if was_landing:
-                    self._end_landing(request_id, load.ok)
+                if was_landing and request_id not in self._landings:
+                    run("ending a landing", None, partial(self._saves.load_over, request_id))
             for job_id, save in report.saves.items():
                 run("publishing a save", None, partial(self._saves.reported, job_id, save))
         for request_id in received:
             run("ending a load", None, partial(self._loads.finished, request_id))
         self._recorder.gauge("pending_save_requests", self._saves.pending)
         self._recorder.gauge("pinned_blocks", self._pins.count)
-
-    def _end_landing(self, request_id: str, ok: bool) -> None:
-        """Some ranks reported a load that vLLM went on with."""
-        if not ok or request_id not in self._landings:
-            self._guard.run("ending a landing", None, partial(self._saves.load_over, request_id, ok))
 
     def finish_request(self, request: Any, tables: Sequence[Sequence[int]], sound: bool) -> None:
         """vLLM is done with a request and frees its blocks right after this.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pegaflow.connector.copies import Copies, NativeTypes, Task
 from pegaflow.connector.early import EarlyStart
 from pegaflow.connector.following import Follower, StagedCopier
-from pegaflow.connector.guard import Guard
+from pegaflow.connector.guard import Guard, MustStop
 from pegaflow.connector.layout import GroupLayout
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import (
@@ -36,6 +36,11 @@ SETTLE_SECONDS_MAX = 2.0
 
 DRAIN_SECONDS_MAX = 30.0
 """Longest wait for copies before the caches are unmapped for sleep."""
+
+LOST_LOAD = (
+    "PegaFlow: a load that vLLM already computes with has failed, most likely with its device; the engine has to stop, "
+    "since whatever it said next would be wrong: start it again."
+)
 
 
 class WorkerHalf:
@@ -172,7 +177,11 @@ class WorkerHalf:
             self._start(Task(save=job.job_id), job.blocks, plan.pool)
 
     def poll(self, settle: bool = False) -> tuple[set[str], set[str]]:
-        """``(ended, failed)`` loads since the last call, the failed ones in both. ``settle``: wait for saves."""
+        """``(ended, failed)`` loads since the last call, the failed ones in both. ``settle``: wait for saves.
+
+        Raises ``MustStop`` if a load failed after vLLM was told to go on: vLLM can recompute what waits for its blocks,
+        but not what runs on them. What it has sampled stays said, and of several steps under way it takes back one.
+        """
         copies = self._copies
         if copies is not None:
             copies.set_stepping(False)
@@ -194,6 +203,8 @@ class WorkerHalf:
                 self._report.loads[task.load] = LoadOutcome(task.ok, frozenset(task.bad_refs), task.seconds)
                 if task.followed is None:
                     received.add(task.load)
+                elif not task.ok and task.load not in received:
+                    raise MustStop(LOST_LOAD)
                 elif self._follower is not None:
                     self._follower.close(task.followed)
                 if not task.ok:
@@ -239,8 +250,7 @@ class WorkerHalf:
         except Exception as error:
             self._guard.note("following a load", error)
             if self._copies is not None and not self._copies.drain(DRAIN_SECONDS_MAX):
-                self._problem = "a load that the model needs does not end."
-                self._invalid_blocks |= self._copies.blocks_in_flight()
+                raise MustStop(LOST_LOAD) from error
 
     def _start(
         self, task: Task, blocks: tuple[GroupBlocks, ...], address: PoolAddress | None, doomed: bool = False

@@ -14,6 +14,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
 from pegaflow.connector import PegaKVConnector, compat
+from pegaflow.connector.guard import MustStop
 from tests.storm import vllm_objects
 from tests.storm.copier import Layout, StormCopier, Tally
 from tests.storm.plan import ADAPTERS, EnginePlan, RequestPlan
@@ -55,6 +56,8 @@ class Engine:
         self.preempted = 0
         self.progress = 0
         """Steps that had something to do."""
+        self.dead = False
+        """Whether a worker has said that the engine must not go on."""
         self.wanted: str | None = None
         """``update`` or ``sleep``, until it can be done."""
         self.history: deque[str] = deque(maxlen=HISTORY_MAX)
@@ -72,18 +75,18 @@ class Engine:
             self.connector.set_xfer_handshake_metadata_pp_aware(shapes)
 
     def _start_rank(self, rank: int, caches: Any) -> Runner:
-        spoiled: set[int] = set()
+        failed_late: set[int] = set()
 
         def copier(pool: Any, device: str) -> Any:
             assert device == "cpu"
             key = (self.seed, self.number, rank)
-            self.copiers.append(StormCopier(pool, key, self.plan.trouble, self._tally, spoiled))
+            self.copiers.append(StormCopier(pool, key, self.plan.trouble, self._tally, failed_late))
             return self.copiers[-1]
 
         compat.worker_rank = lambda *arguments: (0, rank)
         connector: Any = PegaKVConnector(self.config, KVConnectorRole.WORKER, caches)
         connector._native = replace(connector._native, copier=copier, layout=Layout.of)
-        runner = Runner(self.plan, rank, connector, lambda name: self.clients[name].text, spoiled)
+        runner = Runner(self.plan, rank, connector, lambda name: self.clients[name].text, failed_late)
         connector.register_kv_caches(runner.caches)
         return runner
 
@@ -139,7 +142,11 @@ class Engine:
         if self.wanted is not None and not self._in_flight:
             self._do_wanted()
         if self.scheduler.has_requests() or self._in_flight or self.wanted:
-            self._step()
+            try:
+                self._step()
+            except MustStop:
+                self.dead = True
+                self.history.append(f"tick {self.ticks}: a worker ends the engine")
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 from tests.storm.plan import EnginePlan
-from tests.storm.texts import WRONG_TOKEN, Numbers, Text
+from tests.storm.texts import Numbers, Text
 from tests.storm.vllm_objects import layer_names
 
 NEVER_WRITTEN = np.uint64(0xEEEEEEEEEEEEEEEE)
@@ -48,10 +48,11 @@ class Runner:
     """One rank."""
 
     def __init__(
-        self, plan: EnginePlan, rank: int, connector: Any, texts: Callable[[str], Text], spoiled: set[int]
+        self, plan: EnginePlan, rank: int, connector: Any, texts: Callable[[str], Text], failed_late: set[int]
     ) -> None:
-        """``texts``: of each request. ``spoiled``: blocks in which a load failed that vLLM was told to go on with."""
-        self.plan, self.rank, self.connector, self._texts, self._spoiled = plan, rank, connector, texts, spoiled
+        """``texts``: of each request. ``failed_late``: blocks that were lost after vLLM was told to go on."""
+        self.plan, self.rank, self.connector, self._texts, self._failed_late = plan, rank, connector, texts, failed_late
+        self._misread = ""
         self.weights = f"weights {plan.model.seed}"
         self.running: dict[str, Running] = {}
         self.compared = 0
@@ -87,11 +88,13 @@ class Runner:
                 set_forward_context(None, config),
                 KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(step) as transfers,
             ):
-                doubtful = self._forward(chunks)
+                self._forward(chunks)
         finally:
             kv_transfer_state._KV_CONNECTOR_AGENT = None
+        if self._misread:
+            raise WrongBytes(f"vLLM was not kept from going on: {self._misread}")
         names = [chunk.name for chunk in chunks]
-        tokens = [self._sample(chunk, chunk.name in doubtful) for chunk in chunks]
+        tokens = [self._sample(chunk) for chunk in chunks]
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
@@ -138,37 +141,26 @@ class Runner:
             fresh = [block for block in table[-(-computed_tokens // group.block_tokens) :] if block]
             if fresh:
                 self._memory[:, fresh] = NEVER_WRITTEN
-                self._spoiled.difference_update(fresh)
 
     # -- forward pass -------------------------------------------------------------------------------------------------
 
-    def _forward(self, chunks: list[Chunk]) -> set[str]:
-        """Names of requests that read from blocks that vLLM was told to go on with before they failed."""
-        doubtful: set[str] = set()
+    def _forward(self, chunks: list[Chunk]) -> None:
         for layer in range(self.plan.model.layers):
             for group in range(len(self.plan.model.groups)):
                 name = f"group{group}.layer{layer}"
                 self.connector.wait_for_layer_load(name)
                 if self.plan.model.groups[group].state:
-                    self._read_all(chunks, group, layer, doubtful)  # the state is overwritten in its place
                     for chunk in chunks:
-                        self._write_state(chunk, group, layer, chunk.name in doubtful)
+                        self._read(chunk, group, layer)
+                    for chunk in chunks:
+                        self._write_state(chunk, group, layer)  # in the place of the state before
                     continue
                 # Requests of one step may share what one of them computes in it: all write before any reads.
                 for chunk in chunks:
-                    self._write(chunk, group, layer, chunk.name in doubtful)
-                self._read_all(chunks, group, layer, doubtful)
+                    self._write(chunk, group, layer)
+                for chunk in chunks:
+                    self._read(chunk, group, layer)
                 self.connector.save_kv_layer(name, self.caches[name], None)
-        return doubtful
-
-    def _read_all(self, chunks: list[Chunk], group: int, layer: int, doubtful: set[str]) -> None:
-        sound = [chunk for chunk in chunks if chunk.name not in doubtful]
-        wrong = [chunk for chunk in sound if not self._read(chunk, group, layer)]
-        doubtful.update(chunk.name for chunk in wrong)
-        if wrong and not self.plan.model.groups[group].state:
-            for chunk in wrong:
-                self._write(chunk, group, layer, True)
-            self._read_all(chunks, group, layer, doubtful)  # others may have read what these wrote
 
     def _places(self, chunk: Chunk, group: int, start: int, stop: int) -> tuple[Any, Any]:
         size = self.plan.model.groups[group].block_tokens
@@ -177,49 +169,44 @@ class Runner:
         # A state has one place in its block, whichever token it is of.
         return table[positions // size], positions % size * (not self.plan.model.groups[group].state)
 
-    def _read(self, chunk: Chunk, group: int, layer: int) -> bool:
-        """Whether everything that attention reads is what it should be; ``WrongBytes`` if nobody has foretold it."""
+    def _read(self, chunk: Chunk, group: int, layer: int) -> None:
+        """See that everything that attention reads is what it should be. What was lost on the way may be read, as
+        long as nobody hears what is computed from it."""
         kind = self.plan.model.groups[group]
         start = chunk.start - 1 if kind.state else kind.first_seen(chunk.start)
         if start >= chunk.start or start < 0:
-            return True
+            return
         blocks, offsets = self._places(chunk, group, start, chunk.start)
         found = self._memory[layer, blocks, offsets]
         expected = self._content(chunk, start, chunk.start, group, layer)
         self.compared += len(found)
         wrong = (found != expected).any(axis=1)
         if not wrong.any():
-            return True
-        if set(blocks[wrong].tolist()) <= self._spoiled:
-            return False
+            return
         at = int(np.flatnonzero(wrong)[0])
-        raise WrongBytes(
+        self._misread = (
             f"{chunk.name}, rank {self.rank}, group {group}, layer {layer}: position {start + at} in block "
             f"{int(blocks[at])} is not what its tokens say ({int(wrong.sum())} of {len(found)} positions; computed "
             f"{chunk.start}, {'never written' if found[at][0] == NEVER_WRITTEN else found[at].tobytes()}; "
             f"table {chunk.running.tables[group]})"
         )
+        if not set(blocks[wrong].tolist()) <= self._failed_late:
+            raise WrongBytes(self._misread)
 
-    def _write(self, chunk: Chunk, group: int, layer: int, doubtful: bool) -> None:
+    def _write(self, chunk: Chunk, group: int, layer: int) -> None:
         blocks, offsets = self._places(chunk, group, chunk.start, chunk.stop)
-        content = self._content(chunk, chunk.start, chunk.stop, group, layer)
-        self._memory[layer, blocks, offsets] = ~content if doubtful else content
-        if doubtful:
-            self._spoiled.update(blocks.tolist())
-        elif layer == self.plan.model.layers - 1:
-            self._spoiled.difference_update(blocks[offsets == 0].tolist())
+        self._memory[layer, blocks, offsets] = self._content(chunk, chunk.start, chunk.stop, group, layer)
 
-    def _write_state(self, chunk: Chunk, group: int, layer: int, doubtful: bool) -> None:
+    def _write_state(self, chunk: Chunk, group: int, layer: int) -> None:
         blocks, offsets = self._places(chunk, group, chunk.stop - 1, chunk.stop)
-        content = self._content(chunk, chunk.stop - 1, chunk.stop, group, layer)
-        self._memory[layer, blocks, offsets] = ~content if doubtful else content
+        self._memory[layer, blocks, offsets] = self._content(chunk, chunk.stop - 1, chunk.stop, group, layer)
 
     def _content(self, chunk: Chunk, start: int, stop: int, group: int, layer: int) -> Numbers:
         return chunk.running.text.content(start, stop, self.plan.model.width, self.rank, group, layer, self.weights)
 
-    def _sample(self, chunk: Chunk, doubtful: bool) -> list[int]:
+    def _sample(self, chunk: Chunk) -> list[int]:
         running = chunk.running
         if chunk.stop < running.tokens:
             return []
         running.tokens += 1
-        return [WRONG_TOKEN if doubtful else running.text.tokens[chunk.stop]]
+        return [running.text.tokens[chunk.stop]]

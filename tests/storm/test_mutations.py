@@ -8,6 +8,7 @@ import pytest
 
 from pegaflow.connector.copies import Copies
 from pegaflow.connector.following import Follower
+from pegaflow.connector.guard import MustStop
 from pegaflow.connector.landing import Landings
 from pegaflow.connector.loads import Loads
 from pegaflow.connector.namespaces import Store
@@ -58,6 +59,12 @@ def failing(plan: Plan) -> Plan:
     trouble = Trouble(delay_max=6, load_fails=0.4)
     engines = [replace(engine, trouble=trouble, recompute=True, local_caching=False) for engine in plan.engines]
     return replace(plan, engines=tuple(engines), events=())
+
+
+def failing_late(plan: Plan) -> Plan:
+    """Loads fail that vLLM goes on with."""
+    engines = [replace(engine, trouble=Trouble(delay_max=6, load_fails=1.0)) for engine in followed(plan).engines]
+    return replace(plan, engines=tuple(replace(engine, recompute=True) for engine in engines), events=())
 
 
 def noticed(make: Callable[[Plan], Plan]) -> str:
@@ -140,6 +147,16 @@ def report_success(poll: Any) -> Any:
     return polled
 
 
+def go_on(poll: Any) -> Any:
+    def poll_and_go_on(self: WorkerHalf, settle: bool = False) -> Any:
+        try:
+            return poll(self, settle)
+        except MustStop:
+            return set(), set()
+
+    return poll_and_go_on
+
+
 def lose_a_load(take: Any) -> Any:
     def take_all_but_one(self: Loads) -> Any:
         return take(self)[1:]
@@ -170,9 +187,12 @@ MUTANTS: dict[str, tuple[Callable[[Plan], Plan], Any, str, Any, str]] = {
     "blocks that have landed are held for ever": (followed, Landings, "let_go", ignore, "not free"),
     "failed blocks are kept silent": (failing, WorkerHalf, "take_invalid_blocks", forget_failures, "WrongBytes"),
     "failed loads are called good": (failing, Copies, "poll", report_success, "WrongBytes"),
+    "engines go on with what was lost": (failing_late, WorkerHalf, "poll", go_on, "WrongBytes"),
     "all tails have one key": (tailed, Tails, "_find", wrong_tail, "WrongBytes"),
 }
-WRAPPERS = (keep_first, end_early, save_early, match_more, share_after_reset, report_success, lose_a_load, wrong_tail)
+WRAPPERS = (
+    keep_first, end_early, save_early, match_more, share_after_reset, report_success, lose_a_load, wrong_tail, go_on,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -191,7 +211,7 @@ def test_storm_notices_that_saves_do_not_pin(monkeypatch: pytest.MonkeyPatch) ->
     assert "WrongBytes" in noticed(plain)
 
 
-@pytest.mark.parametrize("make", [plain, updated, followed, tailed, failing])
+@pytest.mark.parametrize("make", [plain, updated, followed, tailed, failing, failing_late])
 def test_storm_has_nothing_to_say_of_the_connector_as_it_is(make: Callable[[Plan], Plan]) -> None:
     for seed in range(500, 504):
         world.run(make(draw(seed, WORLD_REQUESTS)))

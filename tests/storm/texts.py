@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 VOCABULARY = 500
 FIRST_TOKEN = 3
-WRONG_TOKEN = 1
-"""What the model says after it has read something else than it should have: never part of a text."""
 
 Numbers = NDArray[np.uint64]
 

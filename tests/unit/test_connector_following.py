@@ -2,14 +2,17 @@
 
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from pegaflow.connector import following
-from pegaflow.connector.copies import NativeTypes
+from pegaflow.connector.copies import Copies, NativeTypes
 from pegaflow.connector.following import Follower, stage_ends
+from pegaflow.connector.guard import Guard, MustStop
 from pegaflow.errors import DeviceError
+from pegaflow.metrics import Recorder
 from tests.fakes import FakeCopier, FakeDone, FakeLayout, FakePool
 from tests.unit.mini_engine import PART_BYTES, SINGLE, MiniEngine
 
@@ -276,7 +279,7 @@ def test_blocks_of_a_request_that_is_gone_stay_untouched_until_its_load_is_over(
 
 
 @pytest.mark.parametrize("event", ["abort", "preempt", "none"])
-def test_hashes_are_forgotten_when_a_load_fails_that_vllm_went_on_with(event: str) -> None:
+def test_engine_stops_when_a_load_fails_that_vllm_went_on_with(event: str) -> None:
     engine, copiers = staged_engine()
     warm(engine)
     copiers[0].late = True
@@ -286,13 +289,48 @@ def test_hashes_are_forgotten_when_a_load_fails_that_vllm_went_on_with(event: st
         engine.abort(request)
     elif event == "preempt":
         engine.preempt(request)
-    assert engine.block_pool.evicted == set()
+    said = request.num_tokens
     copiers[0].failing_loads = {3}
     copiers[0].arrive_all()
+    with pytest.raises(MustStop, match="start it again"):
+        engine.run()
+    assert request.num_tokens == said
+    assert engine.workers[0].take_invalid_blocks() == set(), "nothing that vLLM could go on with"
+
+
+def test_load_that_fails_as_soon_as_all_was_handed_over_is_an_ordinary_failure() -> None:
+    engine, copiers = staged_engine()
+    warm(engine)
+    copiers[0].failing_loads = {3}
+    request = engine.add(PROMPT, more=5)
     engine.run()
-    assert engine.recorder.counters["load_failure"] == 1
-    assert engine.block_pool.evicted == set(range(engine.blocks))
+    assert copiers[0].ends, "it was to be followed"
+    assert (request.hit_tokens, engine.recorder.counters["load_failure"]) == (12, 1)
     engine.assert_nothing_held()
+
+
+def test_engine_stops_when_a_load_that_nobody_can_wait_for_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, copiers = staged_engine()
+    warm(engine)
+    copiers[0].late, copiers[0].broken = True, DeviceError("no")
+    request = engine.add(PROMPT)
+    step_until(engine, lambda: request.state == "running" or not engine.requests)
+    monkeypatch.setattr(Copies, "drain", lambda self, seconds_max: False)
+    with pytest.raises(MustStop):
+        engine.run()
+
+
+def test_error_that_ends_the_engine_is_the_only_one_that_vllm_hears_of() -> None:
+    def stop() -> None:
+        raise MustStop("it has to")
+
+    def stumble() -> None:
+        raise ValueError("it need not")
+
+    guard = Guard(Recorder(), lambda reason: None)
+    assert guard.run("a hook", None, stumble) is None
+    with pytest.raises(MustStop):
+        guard.run("a hook", None, stop)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -324,22 +362,23 @@ def test_what_was_computed_behind_a_load_is_published_once_the_load_is_known_to_
     assert new
     assert all(slot.state == "reserved" and len(slot.parts) == 2 for slot in new), "copied, but not for anybody to see"
     held.poll = lambda: [FakeDone(done.job, not fails, [3] if fails else []) for done in late] + original()
-    engine.step()
-    held.poll = original
-    engine.run()
+    with pytest.raises(MustStop) if fails else nullcontext():
+        engine.step()
+        held.poll = original
+        engine.run()
+        engine.assert_nothing_held()
+    engine.scheduler.shutdown()
     published = [slot for ref, slot in engine.pool.slots.items() if ref not in known and slot.state == "sealed"]
     assert bool(published) is not fails
-    engine.assert_nothing_held()
 
 
-def test_load_that_fails_before_vllm_goes_on_costs_no_hash() -> None:
+def test_load_that_fails_before_vllm_goes_on_is_recomputed() -> None:
     engine, copiers = staged_engine(layerwise="off")
     warm(engine)
     copiers[0].failing_loads = {3}
     engine.add(PROMPT)
     engine.run()
     assert engine.recorder.counters["load_failure"] == 1
-    assert engine.block_pool.evicted == set()
 
 
 def test_engine_that_nobody_steps_when_idle_holds_no_blocks_for_a_load() -> None:
