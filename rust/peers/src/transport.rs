@@ -3,12 +3,13 @@
 //! A client opens a [`Channel`] to each peer and uses it from one thread at a time; a server has a [`LeasedParts`] from
 //! which its transports send.
 
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Instant;
 
 use pegaflow_engine::{BlockRef, Error, Result};
 
-use crate::proto::{ConnectReply, ConnectRequest, HelloReply, RegionsReply, RegionsRequest};
+use crate::proto::{ConnectReply, ConnectRequest, HelloReply, Nic, RegionsReply, RegionsRequest};
 
 /// Which transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +38,7 @@ pub struct PartRead {
     pub index: u32,
     /// Number of the part.
     pub part: u32,
-    /// Segment of the peer, and offset in it.
+    /// Segment of the peer, and offset in it. In one term of the peer a number is that of one segment only.
     pub segment: u32,
     /// See `segment`.
     pub offset: u64,
@@ -106,4 +107,30 @@ pub trait LeasedParts: Send + Sync {
 pub trait Sending: Send {
     /// Bytes of a part of block `index`; `None` if there is no such part.
     fn part(&self, index: u32, part: u32) -> Option<&[u8]>;
+}
+
+/// The server's half of the data plane by TCP, for as long as the value lives.
+pub trait DataServer: Send + Sync {
+    /// Counters by name.
+    fn counters(&self) -> Vec<(&'static str, u64)>;
+}
+
+/// Starts to send from leases to whoever comes to the listener.
+pub type DataStarter = dyn Fn(TcpListener, Arc<dyn LeasedParts>) -> Result<Box<dyn DataServer>> + Send + Sync;
+
+/// The server's half of RDMA: its ports, its registered segments, and the other ends of queue pairs. Called from
+/// threads that may wait, several at a time.
+pub trait RegionSource: Send + Sync {
+    /// Ports, as greetings tell them.
+    fn nics(&self) -> Vec<Nic>;
+
+    /// Regions from `version` on, and those of the `wanted` segments whatever their version, numbered as by
+    /// [`pegaflow_engine::Pool::data_segments`].
+    fn regions(&self, version: u64, wanted: &[u32]) -> Result<RegionsReply>;
+
+    /// Make the other ends of a client's queue pairs.
+    fn connect(&self, session: [u8; 16], request: &ConnectRequest) -> Result<ConnectReply>;
+
+    /// A client is gone: destroy what was made for it.
+    fn session_gone(&self, session: [u8; 16]);
 }

@@ -41,8 +41,8 @@ impl Mapping {
         (offset.checked_add(bytes)? <= self.len()).then(|| self.raw.as_mut_ptr().wrapping_add(offset))
     }
 
-    /// Bytes of a slot that is sealed: nobody writes it. For those who hold a lease, and for `verify`, which nobody's data
-    /// depends on.
+    /// Bytes of a slot that is sealed: nobody writes it. For those who hold a lease, and for `verify`, on which no data
+    /// depends.
     pub(crate) fn sealed_bytes(&self, offset: usize, bytes: usize) -> Option<&[u8]> {
         let address = self.address(offset, bytes)?;
         // SAFETY: inside the mapping, which lives as long as `self`; the caller leases the slot, or looked at a sealed
