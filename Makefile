@@ -86,7 +86,7 @@ lint-python: $(STAMPS)/native
 test: test-rust test-python  ## Run all tests: the engine's, kill -9 and real vLLM included
 
 test-rust: $(STAMPS)/requirements
-	cargo test --locked --package pegaflow-engine
+	cargo test --locked --package pegaflow-engine --package pegaflow-peers
 
 test-python: $(STAMPS)/native $(MODEL_DIR)/model.safetensors
 	@mkdir -p build

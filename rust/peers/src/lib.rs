@@ -1,7 +1,19 @@
 //! Blocks of other hosts' pools: who answers for a pool, who asks, and how the bytes come. `docs/p2p.md` has the rules.
 
+pub mod client;
+pub mod credentials;
+mod fetch;
 pub mod limits;
+mod random;
+pub mod server;
+mod sync;
 pub mod transport;
+mod wire;
+
+pub use client::{PeerFacts, PeerQuery, Peers, PeersOptions, Question};
+pub use credentials::{Credentials, TlsFiles};
+pub use fetch::PeerFetch;
+pub use server::{PeerServer, ServerFacts, ServerOptions};
 
 /// Messages and services of `proto/peer.proto`.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]

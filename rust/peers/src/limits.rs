@@ -40,3 +40,47 @@ pub const BACKOFF_MIN: Duration = Duration::from_secs(1);
 pub const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// How often a process that could serve tries to.
 pub const SERVE_INTERVAL: Duration = Duration::from_millis(200);
+/// Questions of one call.
+pub const CALL_QUESTIONS_MAX: usize = 64;
+/// Keys that a server looks up before it lets others of its calls go on.
+pub const FIND_BATCH_KEYS: usize = 1024;
+/// How long a server works on one call at most.
+pub const CALL_TIME_MAX: Duration = Duration::from_secs(10);
+/// Connections that a server has open at a time.
+pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;
+/// Pause between two pings on a connection where nothing is said.
+pub const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// How often a server looks which leases and sessions have ended.
+pub const EXPIRY_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a server waits for its SSDs for one lease.
+pub const LEASE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Pause between two looks whether they have answered.
+pub const LEASE_WAIT_PAUSE: Duration = Duration::from_millis(1);
+/// Threads of a server that wait for devices.
+pub const WAITING_THREADS_MAX: usize = 8;
+/// How long a process that stops waits for tasks of its control plane.
+pub const STOP_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How often a client tells a server that it is there.
+pub const GREETING_INTERVAL: Duration = Duration::from_secs(5);
+/// How often a peer that turned out to be this pool itself is asked again.
+pub const ITSELF_INTERVAL: Duration = Duration::from_secs(30);
+/// Questions to peers that were asked and not answered yet.
+pub const QUERIES_MAX: usize = 256;
+/// Bytes that a client asks of one peer at a time.
+pub const CHUNK_BYTES_MAX: u64 = 32 << 20;
+/// Bytes of blocks that a client has asked peers for.
+pub const FLIGHT_BYTES_MAX: u64 = 1 << 30;
+/// Part of the client's pool, one in so many bytes, that may be on its way.
+pub const FLIGHT_SHARE: u64 = 4;
+/// How long a fetch waits for slots in its own pool.
+pub const SLOT_WAIT_MAX: Duration = Duration::from_millis(100);
+/// Pause between two looks whether there are any.
+pub const SLOT_PAUSE: Duration = Duration::from_millis(2);
+/// A client reads no more from a lease that ends so soon.
+pub const LEASE_MARGIN: Duration = Duration::from_millis(500);
+/// How long blocks that were fetched are held for who asked for them.
+pub const HELD_MAX: Duration = Duration::from_secs(10);
+/// A channel that was not used for so long is closed.
+pub const CHANNEL_IDLE_MAX: Duration = Duration::from_secs(15);
+/// Bandwidth of a peer that is assumed before any was measured, bytes per second.
+pub const BANDWIDTH_ASSUMED: f64 = 1e9;

@@ -1,0 +1,234 @@
+//! What a server answers. Every call is checked, bounded, and worked on from the pool's index.
+
+use std::sync::Arc;
+
+use pegaflow_engine::tier::{Tier, TierState};
+use pegaflow_engine::{Error, ErrorKind, Key, Namespace, Pool};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tonic::transport::server::TlsConnectInfo;
+use tonic::{Code, Request, Response, Status};
+
+use super::counters::Counters;
+use super::leases::{Leases, SessionId};
+use super::lending::lend;
+use super::sessions::{Mark, Sessions};
+use crate::credentials::Credentials;
+use crate::limits::{
+    CALL_KEYS_MAX, CALL_QUESTIONS_MAX, CALLS_MAX, FIND_BATCH_KEYS, LEASE_TIME, PROTOCOL_VERSION, SESSION_LEASES_MAX,
+};
+use crate::proto;
+use crate::proto::peer_server::Peer;
+use crate::transport::RegionSource;
+use crate::wire;
+
+/// What all calls of one term share.
+pub(crate) struct Term {
+    pub(crate) number: u64,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) credentials: Credentials,
+    pub(crate) sessions: Sessions,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) regions: Option<Arc<dyn RegionSource>>,
+    pub(crate) data_port: u16,
+    pub(crate) permits: Semaphore,
+}
+
+impl Term {
+    /// Room for so many calls at a time.
+    pub(crate) fn permits() -> Semaphore {
+        Semaphore::new(CALLS_MAX)
+    }
+}
+
+/// The service of one term.
+#[derive(Clone)]
+pub(crate) struct Service(pub(crate) Arc<Term>);
+
+/// A call that is worked on.
+struct Admitted<'a> {
+    connection: Arc<Mark>,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Service {
+    fn admit<T>(&self, request: &Request<T>) -> Result<Admitted<'_>, Status> {
+        let term = &self.0;
+        if !term.credentials.accepts(request.metadata()) {
+            term.counters.calls_unknown.add(1);
+            return Err(Status::unauthenticated(
+                "the token is missing or another one: set the same pegaflow.peer_token",
+            ));
+        }
+        let Ok(permit) = term.permits.try_acquire() else {
+            term.counters.calls_refused.add(1);
+            return Err(Status::resource_exhausted("too many calls at a time"));
+        };
+        let extensions = request.extensions();
+        let plain = extensions.get::<Arc<Mark>>();
+        let connection = plain.or_else(|| extensions.get::<TlsConnectInfo<Arc<Mark>>>().map(TlsConnectInfo::get_ref));
+        let Some(connection) = connection else { return Err(Status::internal("a call without a connection")) };
+        term.counters.calls.add(1);
+        Ok(Admitted { connection: Arc::clone(connection), _permit: permit })
+    }
+
+    /// The client of a call, if it has greeted in this term.
+    fn session(&self, admitted: &Admitted<'_>, session: &[u8], term: u64) -> Result<SessionId, Status> {
+        let known = wire::sixteen(session)
+            .filter(|id| term == self.0.number && self.0.sessions.hear(*id, &admitted.connection));
+        known.ok_or_else(|| Status::failed_precondition("this session is not known here: greet first"))
+    }
+
+    fn malformed(&self, what: &str) -> Status {
+        self.0.counters.calls_malformed.add(1);
+        Status::invalid_argument(format!("the call is no proper one: {what}"))
+    }
+
+    /// One byte per key of a question, up to the last that is anywhere.
+    fn tiers(&self, question: &proto::Question) -> Result<Vec<u8>, Status> {
+        let Some((fingerprint, group, part_bytes)) = wire::name_of(question.namespace.as_ref()) else {
+            return Err(self.malformed("a question names no namespace"));
+        };
+        let keys = wire::keys_of(question).ok_or_else(|| self.malformed("what a question asks for are no keys"))?;
+        let found = self.0.pool.find_namespace(&fingerprint, group, part_bytes).map_err(status)?;
+        let Some(ns) = found else { return Ok(Vec::new()) };
+        self.where_are(ns, &keys, question.chained).map_err(status)
+    }
+
+    fn where_are(&self, ns: Namespace, keys: &[Key], chained: bool) -> Result<Vec<u8>, Error> {
+        let mut tiers = Vec::with_capacity(keys.len());
+        for batch in keys.chunks(FIND_BATCH_KEYS) {
+            for tier in self.0.pool.tiers(ns, batch)? {
+                match tier {
+                    Tier::Absent if chained => return Ok(tiers),
+                    Tier::Absent => tiers.push(0),
+                    Tier::Memory => tiers.push(1),
+                    Tier::Ssd => tiers.push(2),
+                }
+            }
+        }
+        Ok(tiers)
+    }
+
+    /// Run what may wait for a device.
+    async fn waiting<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&dyn RegionSource) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Status> {
+        let regions = self.0.regions.clone().ok_or_else(|| Status::unimplemented("there is no RDMA here"))?;
+        let done = tokio::task::spawn_blocking(move || work(&*regions)).await;
+        done.map_err(|_| Status::internal("the work on a device has failed by a defect"))?.map_err(status)
+    }
+}
+
+/// An error of the engine as the caller is told it.
+pub(crate) fn status(error: Error) -> Status {
+    let code = match error.kind() {
+        ErrorKind::InvalidArgument => Code::InvalidArgument,
+        ErrorKind::NotFound => Code::NotFound,
+        ErrorKind::Busy | ErrorKind::Full | ErrorKind::ShmFull => Code::ResourceExhausted,
+        _ => Code::Unavailable,
+    };
+    Status::new(code, error.to_string())
+}
+
+#[tonic::async_trait]
+impl Peer for Service {
+    async fn hello(&self, request: Request<proto::HelloRequest>) -> Result<Response<proto::HelloReply>, Status> {
+        let admitted = self.admit(&request)?;
+        let hello = request.get_ref();
+        if hello.version != PROTOCOL_VERSION {
+            let text = format!("this host speaks version {PROTOCOL_VERSION} of the protocol of peers");
+            return Err(Status::failed_precondition(text));
+        }
+        let id = wire::sixteen(&hello.session).ok_or_else(|| self.malformed("a session has 16 bytes"))?;
+        let term = &self.0;
+        match term.sessions.greet(id, &admitted.connection) {
+            Some(is_new) => term.counters.sessions_begun.add(u64::from(is_new)),
+            None => return Err(Status::resource_exhausted("too many clients")),
+        }
+        let ssd = term.pool.ssd().map_err(status)?;
+        Ok(Response::new(proto::HelloReply {
+            version: PROTOCOL_VERSION,
+            pool_id: term.pool.pool_id(),
+            term: term.number,
+            data_port: u32::from(term.data_port),
+            nics: term.regions.as_ref().map(|regions| regions.nics()).unwrap_or_default(),
+            ssd: ssd.is_some_and(|facts| facts.state == TierState::Serving),
+        }))
+    }
+
+    async fn find(&self, request: Request<proto::FindRequest>) -> Result<Response<proto::FindReply>, Status> {
+        let admitted = self.admit(&request)?;
+        let find = request.get_ref();
+        self.session(&admitted, &find.session, find.term)?;
+        let keys = find.questions.iter().map(|question| wire::key_count(question).unwrap_or(0)).sum::<usize>();
+        if find.questions.len() > CALL_QUESTIONS_MAX || keys > CALL_KEYS_MAX {
+            return Err(self.malformed("it asks for too much"));
+        }
+        let tiers = find.questions.iter().map(|question| self.tiers(question)).collect::<Result<Vec<_>, _>>()?;
+        let hits = tiers.iter().flatten().filter(|tier| **tier != 0).count();
+        self.0.counters.finds.add(1);
+        self.0.counters.find_keys.add(keys as u64);
+        self.0.counters.find_keys_hit.add(hits as u64);
+        Ok(Response::new(proto::FindReply { tiers }))
+    }
+
+    async fn lease(&self, request: Request<proto::LeaseRequest>) -> Result<Response<proto::LeaseReply>, Status> {
+        let admitted = self.admit(&request)?;
+        let lease = request.get_ref();
+        let session = self.session(&admitted, &lease.session, lease.term)?;
+        let question = lease.question.as_ref().ok_or_else(|| self.malformed("a lease without a question"))?;
+        let name = wire::name_of(question.namespace.as_ref());
+        let name = name.ok_or_else(|| self.malformed("a question names no namespace"))?;
+        let keys = wire::keys_of(question).filter(|keys| keys.len() <= CALL_KEYS_MAX);
+        let keys = keys.ok_or_else(|| self.malformed("what a question asks for are no keys"))?;
+        let parent = match lease.parent.as_slice() {
+            [] => None,
+            bytes => Some(Key::new(bytes).map_err(|_| self.malformed("a parent is no key"))?),
+        };
+        let blocks = lend(&self.0, session, name, &keys, parent, lease).await?;
+        Ok(Response::new(blocks))
+    }
+
+    async fn release(&self, request: Request<proto::ReleaseRequest>) -> Result<Response<proto::ReleaseReply>, Status> {
+        let admitted = self.admit(&request)?;
+        let release = request.get_ref();
+        let session = self.session(&admitted, &release.session, release.term)?;
+        if release.leases.len() > SESSION_LEASES_MAX {
+            return Err(self.malformed("nobody has so many leases"));
+        }
+        let usable = self.0.pool.member().is_ok();
+        let held = |number: &u64| u8::from(self.0.leases.release(session, *number) && usable);
+        Ok(Response::new(proto::ReleaseReply { held: release.leases.iter().map(held).collect() }))
+    }
+
+    async fn regions(&self, request: Request<proto::RegionsRequest>) -> Result<Response<proto::RegionsReply>, Status> {
+        let admitted = self.admit(&request)?;
+        let regions = request.get_ref();
+        self.session(&admitted, &regions.session, regions.term)?;
+        if regions.wanted.len() > CALL_KEYS_MAX {
+            return Err(self.malformed("it asks for too much"));
+        }
+        let (version, wanted) = (regions.version, regions.wanted.clone());
+        self.waiting(move |source| source.regions(version, &wanted)).await.map(Response::new)
+    }
+
+    async fn connect(&self, request: Request<proto::ConnectRequest>) -> Result<Response<proto::ConnectReply>, Status> {
+        let admitted = self.admit(&request)?;
+        let session = self.session(&admitted, &request.get_ref().session, request.get_ref().term)?;
+        let connect = request.get_ref().clone();
+        self.waiting(move |source| source.connect(session, &connect)).await.map(Response::new)
+    }
+
+    async fn health(&self, request: Request<proto::HealthRequest>) -> Result<Response<proto::HealthReply>, Status> {
+        let _admitted = self.admit(&request)?;
+        self.0.pool.member().map_err(status)?;
+        Ok(Response::new(proto::HealthReply { term: self.0.number }))
+    }
+}
+
+/// How long a lease lasts, as a client is told it.
+pub(crate) fn lease_time_ms() -> u32 {
+    LEASE_TIME.as_millis() as u32
+}

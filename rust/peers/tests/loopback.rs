@@ -1,0 +1,347 @@
+//! Two pools and what goes from one to the other, over a real control plane.
+#![allow(missing_docs, reason = "tests")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::net::{Fault, Net};
+use common::{
+    BLOCK_BYTES, ShmDir, check, connect, counter, fetch, find, key, keys, namespace, reserved, serve, store, until,
+};
+use pegaflow_engine::Pool;
+use pegaflow_peers::{Credentials, Peers, PeersOptions, Question};
+
+const POOL_BYTES: u64 = 4 << 20;
+
+/// Nothing is reserved or on its way any more.
+fn all_is_back(pool: &Arc<Pool>, peers: &Peers) {
+    until(|| (reserved(pool, namespace(pool)) == 0).then_some(()));
+    until(|| peers.facts().iter().all(|peer| peer.queued_bytes == 0).then_some(()));
+}
+
+#[test]
+fn blocks_of_a_peer_are_found_fetched_and_published() {
+    let (dir, net) = (ShmDir::new("fetch"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    assert_eq!(store(&theirs, namespace(&theirs), 0..50), 50);
+    let (server, address) = serve(&theirs, &net);
+    let peers = connect(&ours, &net, &[address]);
+    let ns = namespace(&ours);
+    let (query, tiers) = find(&peers, ns, &keys(0..60));
+    assert_eq!(tiers, [vec![1; 50], vec![0; 10]].concat());
+    let fetch = query.fetch(0, 0..60, None).unwrap().unwrap();
+    assert_eq!(fetch.keys(), 50);
+    assert_eq!(until(|| fetch.poll()), 50);
+    assert_eq!(check(&ours, ns, 0..60), 50);
+    assert_eq!(ours.lookup(ns, &keys(0..60), 0).unwrap(), 50);
+    drop(fetch);
+    all_is_back(&ours, &peers);
+    assert_eq!(counter(&peers, "blocks_fetched"), 50);
+    assert_eq!(counter(&peers, "bytes_fetched"), 50 * BLOCK_BYTES);
+    until(|| (server.facts().leased_bytes == 0).then_some(()));
+    assert_eq!(server.facts().leases, 0);
+    assert!(query.fetch(0, 55..60, None).unwrap().is_none(), "nobody has the first");
+    assert!(query.fetch(1, 0..1, None).is_err(), "it was not asked");
+    assert!(query.fetch(0, 0..61, None).is_err(), "so many were not asked for");
+}
+
+#[test]
+fn a_fetch_leaves_out_what_is_there_and_goes_on_behind_it() {
+    let (dir, net) = (ShmDir::new("partly"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    store(&theirs, namespace(&theirs), 0..30);
+    let ns = namespace(&ours);
+    store(&ours, ns, 0..10);
+    let (_server, address) = serve(&theirs, &net);
+    let peers = connect(&ours, &net, &[address]);
+    let (query, _) = find(&peers, ns, &keys(5..30));
+    let got = query.fetch(0, 0..25, Some(key(4))).unwrap().unwrap();
+    assert_eq!(until(|| got.poll()), 25);
+    assert_eq!(counter(&peers, "blocks_fetched"), 20, "ten of them were there");
+    assert_eq!(check(&ours, ns, 0..30), 30);
+    drop(got);
+    all_is_back(&ours, &peers);
+}
+
+#[test]
+fn keys_without_chain_are_fetched_around_those_that_nobody_has() {
+    let (dir, net) = (ShmDir::new("scattered"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    let there = namespace(&theirs);
+    for number in [3, 5, 8] {
+        store(&theirs, there, number..number + 1);
+    }
+    let (_server, address) = serve(&theirs, &net);
+    let peers = connect(&ours, &net, &[address]);
+    let question = Question { namespace: namespace(&ours), keys: keys(0..10), chained: false };
+    let query = peers.find(vec![question]).unwrap().unwrap();
+    assert_eq!(until(|| query.poll())[0], [0, 0, 0, 1, 0, 1, 0, 0, 1, 0]);
+    let fetch = query.fetch(0, 0..10, None).unwrap().unwrap();
+    assert_eq!(until(|| fetch.poll()), 3);
+    assert_eq!(check(&ours, namespace(&ours), 0..10), 3);
+}
+
+#[test]
+fn a_pool_does_not_talk_to_itself() {
+    let (dir, net) = (ShmDir::new("itself"), Net::default());
+    let pool = dir.pool("p", POOL_BYTES);
+    let (_server, address) = serve(&pool, &net);
+    let options = PeersOptions {
+        addresses: vec![address],
+        credentials: common::credentials(),
+        transports: vec![net.transport(&pool)],
+    };
+    let peers = Peers::start(Arc::clone(&pool), options).unwrap();
+    until(|| (peers.facts()[0].state == "itself").then_some(()));
+    let question = Question { namespace: namespace(&pool), keys: keys(0..2), chained: true };
+    assert!(peers.find(vec![question]).unwrap().is_none());
+    assert_eq!(peers.read_seconds(1), None);
+}
+
+#[test]
+fn who_does_not_know_the_token_learns_nothing_and_is_told_why() {
+    let (dir, net) = (ShmDir::new("token"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    let (server, address) = serve(&theirs, &net);
+    let options = PeersOptions {
+        addresses: vec![address],
+        credentials: Credentials::new(Some("another"), None).unwrap(),
+        transports: vec![net.transport(&ours)],
+    };
+    let peers = Peers::start(ours, options).unwrap();
+    until(|| (peers.facts()[0].state == "backing off").then_some(()));
+    assert!(peers.facts()[0].problem.as_ref().unwrap().contains("token"));
+    assert!(server.facts().numbers.contains(&("calls_unknown", 1)));
+    assert_eq!(server.facts().sessions, 0);
+}
+
+#[test]
+fn bytes_that_are_wrong_or_missing_are_a_miss_and_the_peer_is_left_alone() {
+    for fault in [Fault::WrongByte, Fault::Breaks, Fault::Panics, Fault::NoWay] {
+        let (dir, net) = (ShmDir::new("wrong"), Net::default());
+        let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+        store(&theirs, namespace(&theirs), 0..20);
+        let (server, address) = serve(&theirs, &net);
+        let peers = connect(&ours, &net, &[address]);
+        net.set_fault(fault);
+        let (_, found) = fetch(&peers, namespace(&ours), &keys(0..20));
+        assert_eq!(found, 0, "{fault:?}");
+        assert_eq!(check(&ours, namespace(&ours), 0..20), 0, "{fault:?}");
+        if fault == Fault::Panics {
+            continue;
+        }
+        all_is_back(&ours, &peers);
+        assert_eq!(peers.facts()[0].state, "backing off", "{fault:?}");
+        assert!(peers.facts()[0].problem.is_some());
+        until(|| (server.facts().leased_bytes == 0).then_some(()));
+        net.set_fault(Fault::None);
+        until(|| (peers.facts()[0].state == "up").then_some(()));
+        assert_eq!(fetch(&peers, namespace(&ours), &keys(0..20)).1, 20, "after {fault:?}");
+        assert_eq!(check(&ours, namespace(&ours), 0..20), 20);
+    }
+}
+
+#[test]
+fn what_comes_of_a_read_that_ends_early_is_kept() {
+    let (dir, net) = (ShmDir::new("early"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    store(&theirs, namespace(&theirs), 0..4);
+    let (_server, address) = serve(&theirs, &net);
+    let peers = connect(&ours, &net, &[address]);
+    net.set_fault(Fault::FirstOnly);
+    assert_eq!(fetch(&peers, namespace(&ours), &keys(0..4)).1, 0, "the second part of the first block has not come");
+    all_is_back(&ours, &peers);
+}
+
+#[test]
+fn slots_that_may_still_be_written_are_never_free() {
+    let (dir, net) = (ShmDir::new("quiet"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    store(&theirs, namespace(&theirs), 0..20);
+    let (_server, address) = serve(&theirs, &net);
+    let peers = connect(&ours, &net, &[address]);
+    net.set_fault(Fault::NotQuiet);
+    assert_eq!(fetch(&peers, namespace(&ours), &keys(0..20)).1, 0);
+    let stats = ours.stats();
+    assert!(stats.contains(&("slots_quarantined", 20)), "{stats:?}");
+    assert_eq!(counter(&peers, "slots_quarantined"), 20);
+}
+
+#[test]
+fn what_one_peer_does_not_give_another_one_is_asked_for() {
+    let (dir, net, broken) = (ShmDir::new("second"), Net::default(), Net::default());
+    let pools = ["a", "b"].map(|name| dir.pool(name, POOL_BYTES));
+    for pool in &pools {
+        store(pool, namespace(pool), 0..40);
+    }
+    let (_first, first) = serve(&pools[0], &net);
+    let (_second, second) = serve(&pools[1], &broken);
+    broken.set_fault(Fault::Breaks);
+    let ours = dir.pool("ours", POOL_BYTES);
+    // The second has no data plane in the net that is used.
+    let peers = connect(&ours, &net, &[second, first]);
+    let (_fetch, found) = fetch(&peers, namespace(&ours), &keys(0..40));
+    assert_eq!(found, 40);
+    assert_eq!(check(&ours, namespace(&ours), 0..40), 40);
+    all_is_back(&ours, &peers);
+}
+
+#[test]
+fn a_prefix_comes_in_segments_from_several_peers() {
+    let (dir, net) = (ShmDir::new("segments"), Net::default());
+    let pools = ["a", "b"].map(|name| dir.pool(name, POOL_BYTES));
+    store(&pools[0], namespace(&pools[0]), 0..10);
+    // Keys of the second half only, as roots.
+    let there = namespace(&pools[1]);
+    for number in 10..25 {
+        store(&pools[1], there, number..number + 1);
+    }
+    let (_first, first) = serve(&pools[0], &net);
+    let (_second, second) = serve(&pools[1], &net);
+    let ours = dir.pool("ours", POOL_BYTES);
+    let peers = connect(&ours, &net, &[first, second]);
+    let question = Question { namespace: namespace(&ours), keys: keys(0..25), chained: false };
+    let query = peers.find(vec![question]).unwrap().unwrap();
+    assert_eq!(until(|| query.poll())[0], [1; 25]);
+    let fetch = query.fetch(0, 0..25, None).unwrap().unwrap();
+    assert_eq!(until(|| fetch.poll()), 25);
+    assert_eq!(check(&ours, namespace(&ours), 0..25), 25);
+    let fetched: Vec<u64> = peers
+        .facts()
+        .iter()
+        .map(|peer| peer.numbers.iter().find(|(name, _)| *name == "blocks_fetched").unwrap().1)
+        .collect();
+    assert_eq!(fetched, [10, 15]);
+}
+
+#[test]
+fn a_server_that_starts_anew_is_greeted_anew() {
+    let (dir, net) = (ShmDir::new("restart"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    store(&theirs, namespace(&theirs), 0..20);
+    let (server, address) = serve(&theirs, &net);
+    let peers = connect(&ours, &net, std::slice::from_ref(&address));
+    assert_eq!(fetch(&peers, namespace(&ours), &keys(0..10)).1, 10);
+    drop(server);
+    let (server, again) = common::serve_at(&theirs, &net, &address);
+    assert_eq!(address, again);
+    until(|| {
+        let (_, found) = fetch(&peers, namespace(&ours), &keys(0..20));
+        (found == 20).then_some(())
+    });
+    assert_eq!(check(&ours, namespace(&ours), 0..20), 20);
+    assert!(server.facts().sessions == 1);
+}
+
+#[test]
+fn a_reset_while_blocks_come_keeps_them_out() {
+    let (dir, net) = (ShmDir::new("reset"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    store(&theirs, namespace(&theirs), 0..20);
+    let (_server, address) = serve(&theirs, &net);
+    let peers = connect(&ours, &net, &[address]);
+    let ns = namespace(&ours);
+    net.set_fault(Fault::Slow);
+    let (query, _) = find(&peers, ns, &keys(0..20));
+    let got = query.fetch(0, 0..20, None).unwrap().unwrap();
+    until(|| (net.reads() > 0).then_some(()));
+    ours.reset(ns).unwrap();
+    assert_eq!(until(|| got.poll()), 0);
+    assert_eq!(check(&ours, ns, 0..20), 0);
+    all_is_back(&ours, &peers);
+}
+
+#[test]
+fn a_fetch_that_is_closed_gives_all_back_and_what_was_read_stays() {
+    let (dir, net) = (ShmDir::new("closed"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    store(&theirs, namespace(&theirs), 0..20);
+    let (_server, address) = serve(&theirs, &net);
+    let peers = connect(&ours, &net, &[address]);
+    net.set_fault(Fault::Slow);
+    let (query, _) = find(&peers, namespace(&ours), &keys(0..20));
+    let got = query.fetch(0, 0..20, None).unwrap().unwrap();
+    until(|| (net.reads() > 0).then_some(()));
+    drop(got);
+    until(|| (check(&ours, namespace(&ours), 0..20) == 20).then_some(()));
+    all_is_back(&ours, &peers);
+}
+
+#[test]
+fn two_pools_fetch_from_each_other_at_a_time() {
+    let (dir, net) = (ShmDir::new("mutual"), Net::default());
+    let pools = ["a", "b"].map(|name| dir.pool(name, POOL_BYTES));
+    store(&pools[0], namespace(&pools[0]), 0..100);
+    store(&pools[1], namespace(&pools[1]), 1000..1100);
+    let served = pools.each_ref().map(|pool| serve(pool, &net));
+    std::thread::scope(|scope| {
+        for (mine, (other, wanted)) in [(0, (1, 1000..1100)), (1, (0, 0..100))] {
+            let (pool, address, net) = (&pools[mine], served[other].1.clone(), &net);
+            scope.spawn(move || {
+                let peers = connect(pool, net, &[address]);
+                assert_eq!(fetch(&peers, namespace(pool), &keys(wanted.clone())).1, 100);
+                assert_eq!(check(pool, namespace(pool), wanted), 100);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_pool_that_evicts_under_the_reader_gives_right_bytes_or_none() {
+    let (dir, net) = (ShmDir::new("evicts"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", 1 << 20), dir.pool("ours", POOL_BYTES));
+    let there = namespace(&theirs);
+    store(&theirs, there, 0..100);
+    let (_server, address) = serve(&theirs, &net);
+    let peers = connect(&ours, &net, &[address]);
+    let ends = Instant::now() + Duration::from_secs(2);
+    let mut came = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut next = 1000;
+            while Instant::now() < ends {
+                store(&theirs, there, next..next + 10);
+                next += 10;
+            }
+        });
+        let mut round = 0;
+        while Instant::now() < ends {
+            store(&theirs, there, round * 10_000 + 100_000..round * 10_000 + 100_050);
+            let wanted = round * 10_000 + 100_000..round * 10_000 + 100_050;
+            came += fetch(&peers, namespace(&ours), &keys(wanted.clone())).1;
+            check(&ours, namespace(&ours), wanted);
+            round += 1;
+        }
+    });
+    assert!(came > 0);
+    all_is_back(&ours, &peers);
+}
+
+#[test]
+fn a_query_of_a_thousand_blocks_is_answered() {
+    let (dir, net) = (ShmDir::new("thousand"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", 16 << 20), dir.pool("ours", POOL_BYTES));
+    store(&theirs, namespace(&theirs), 0..1000);
+    let (_server, address) = serve(&theirs, &net);
+    let peers = connect(&ours, &net, &[address]);
+    let (_, tiers) = find(&peers, namespace(&ours), &keys(0..1000));
+    assert_eq!(tiers, [1; 1000]);
+    assert!(peers.read_seconds(1 << 20).is_some());
+}
+
+#[test]
+fn peers_come_and_go_with_the_list_of_addresses() {
+    let (dir, net) = (ShmDir::new("list"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    let (_server, address) = serve(&theirs, &net);
+    let peers = connect(&ours, &net, std::slice::from_ref(&address));
+    assert!(peers.set_addresses(&["nowhere".to_owned()]).is_err());
+    peers.set_addresses(&[]).unwrap();
+    let question = Question { namespace: namespace(&ours), keys: keys(0..2), chained: true };
+    assert!(peers.find(vec![question.clone()]).unwrap().is_none());
+    peers.set_addresses(&[address.clone(), address]).unwrap();
+    assert_eq!(peers.facts().len(), 1);
+    until(|| peers.find(vec![question.clone()]).unwrap());
+}
