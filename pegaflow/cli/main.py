@@ -14,6 +14,7 @@ from pegaflow.cli.gc import gc
 from pegaflow.cli.inspect import inspect
 from pegaflow.cli.output import printable
 from pegaflow.cli.pools import pools
+from pegaflow.cli.replay import replay
 from pegaflow.cli.rm import rm
 from pegaflow.cli.ssd import ssd
 from pegaflow.cli.verify import verify
@@ -115,6 +116,7 @@ def cli(ctx: click.Context) -> None:
       pegaflow gc --dry-run           what a clean-up would remove
       pegaflow rm default             remove a pool that nobody uses
       pegaflow ssd inspect DIR        cache files on SSD; also: ssd verify, ssd rm
+      pegaflow replay trace.jsonl     how much a cache of some size would find
 
     Every command has --json for programs. Exit codes: 0 fine, 1 failure or problems found, 2 wrong usage.
     """
@@ -122,5 +124,5 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (doctor, pools, inspect, verify, gc, rm, ssd):
+for command in (doctor, pools, inspect, verify, gc, rm, ssd, replay):
     cli.add_command(command)
