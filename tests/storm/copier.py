@@ -14,7 +14,7 @@ from pegaflow.errors import PoolBusy
 from tests.storm.plan import Trouble
 from tests.storm.texts import chance
 
-LATE = 1 / 8
+LATE = 1 / 2
 """How much rarer loads fail that vLLM was told to go on with: each ends an engine."""
 
 POISON = 0xDD
