@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 BAD_KEYS_MAX = 4_096
 """Blocks remembered because they could not be loaded; the oldest are forgotten first."""
 
+STILL_STEPS_MAX = 100
+"""So many steps vLLM may do nothing at all while something is on offer."""
+
 LEASE_ATTEMPTS_MAX = 2
 """A block may be evicted between lookup and lease; then the search starts once more."""
 
@@ -66,6 +69,7 @@ class Loads:
         self._watch = watch
         self._jobs: list[LoadJob] = []
         self._bad_keys: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        self._still_steps = 0
 
     def match(self, state: RequestState, computed_tokens: int) -> Answer:
         """Answer to "how many tokens beyond ``computed_tokens``?": the same one until something changes."""
@@ -179,6 +183,20 @@ class Loads:
         whole = (offer.computed_tokens + external_tokens) % self._geometry.align_tokens == 0
         if not doomed and whole and self._landings.hold(state, [block for _, _, ids in blocks for block in ids]):
             self._jobs[-1] = replace(job, follow=True)
+
+    def note_step(self, still: bool) -> None:
+        """A step is planned. ``still``: nothing runs, is loaded or saved.
+
+        A request that has priority and waits for blocks keeps those behind it waiting, and before vLLM had a queue of
+        their own (0.25 has none) that was true of those that hold the blocks. For a load vLLM wants more blocks to be
+        free than for computing: so what has been on offer for too long is computed.
+        """
+        self._still_steps = self._still_steps + 1 if still else 0
+        if self._still_steps > STILL_STEPS_MAX:
+            self._still_steps = 0
+            for state in self._table:
+                if state.phase is Phase.OFFERED:
+                    state.may_load = False
 
     def take_jobs(self) -> tuple[LoadJob, ...]:
         """Jobs for the workers; each is handed out once."""

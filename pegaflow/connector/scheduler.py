@@ -153,6 +153,7 @@ class SchedulerHalf:
         self._guard.run("publishing saves", None, self._saves.complete_confirmed)
         loads = self._loads.take_jobs()
         saves = self._saves.take_late()
+        self._loads.note_step(not (runs_model or self.table.loading or self.has_pending_saves()))
         if not self._was_idle():
             self._guard.run("watching copies", None, self._watch)
         if self._bound and not self._store.off:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pegaflow.connector.copies import NativeTypes
+from pegaflow.connector.loads import STILL_STEPS_MAX
 from pegaflow.connector.request_state import RequestTable
 from pegaflow.errors import PoolBusy
 from tests.fakes import FakeCopier, FakeLayout, FakePool
@@ -170,4 +171,38 @@ def test_nothing_is_loaded_before_a_first_pass_that_would_wipe_it() -> None:
     engine.run()
     assert [request.hit_tokens for request in (*early, late)] == [0, 0, len(PROMPT)]
     assert [bool(plan.loads) for plan in engine.plans[:1]] == [False]
+    engine.assert_nothing_held()
+
+
+def test_offer_that_vllm_has_no_room_for_while_nothing_else_happens_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = MiniEngine(pool=warmed_pool())
+    allocate = engine._allocate
+    monkeypatch.setattr(
+        engine, "_allocate", lambda request, tokens, external=0: not external and allocate(request, tokens)
+    )
+    request = engine.add(PROMPT)
+    for _ in range(STILL_STEPS_MAX):
+        engine.step()
+    assert engine.pool.leased() > 0
+    engine.run()
+    assert (request.hit_tokens, request.num_tokens) == (0, len(PROMPT) + 1)
+    engine.assert_nothing_held()
+
+
+def test_offer_waits_for_as_long_as_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = MiniEngine(pool=warmed_pool())
+    allocate = engine._allocate
+    other = engine.add(list(range(500, 510)), more=STILL_STEPS_MAX + 20)
+    monkeypatch.setattr(
+        engine,
+        "_allocate",
+        lambda request, tokens, external=0: (
+            (not external or other.request_id not in engine.requests) and allocate(request, tokens, external)
+        ),
+    )
+    request = engine.add(PROMPT)
+    engine.run(2 * STILL_STEPS_MAX)
+    assert request.hit_tokens == len(PROMPT)
     engine.assert_nothing_held()
