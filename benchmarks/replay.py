@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +99,9 @@ def hits_of_other(name: str, prompts: Sequence[Prompt], blocks_max: int) -> int:
 def rows_of(prompts: Sequence[Prompt]) -> dict[str, list[float]]:
     """Per cent of the blocks found, for each policy and capacity."""
     asked, distinct = sum(map(len, prompts)), distinct_blocks(prompts)
-    runs: dict[str, Callable[[int], int]] = {}
-    for name in (*POLICIES, OPTIMUM):
-        runs[name] = lambda blocks, name=name: hits_of(name, prompts, blocks)  # type: ignore[misc]
-    for name in OTHERS if importlib.util.find_spec("libcachesim") else ():
-        runs[f"libcachesim {name}"] = lambda blocks, name=name: hits_of_other(name, prompts, blocks)  # type: ignore[misc]
+    runs: dict[str, Callable[[int], int]] = {name: partial(hits_of, name, prompts) for name in (*POLICIES, OPTIMUM)}
+    if importlib.util.find_spec("libcachesim"):
+        runs |= {f"libcachesim {name}": partial(hits_of_other, name, prompts) for name in OTHERS}
     sizes = [blocks_of(capacity, distinct) for capacity in CAPACITIES]
     return {name: [100 * run(blocks) / asked for blocks in sizes] for name, run in runs.items()}
 
