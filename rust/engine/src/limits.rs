@@ -221,4 +221,4 @@ pub const SSD_BANDWIDTH_ASSUMED: u64 = 500_000_000;
 /// How long a process that leaves the pool waits for its disks.
 pub const SSD_STOP_WAIT_MAX: Duration = Duration::from_secs(2);
 
-const _: () = assert!(SSD_DIRECTORIES_MAX * (2 * SSD_DEPTH_MAX as usize + 1) + 1 < u16::MAX as usize);
+const _: () = assert!(SSD_DIRECTORIES_MAX * (2 * SSD_DEPTH_MAX as usize + 2) < u16::MAX as usize);

@@ -31,7 +31,7 @@ fn is_whole(store: &mut Store<Target>, number: u64) -> bool {
     loop {
         for event in store.poll(Duration::from_millis(100)) {
             let Event::Read(_, target, outcome) = event else { continue };
-            assert!(outcome != ReadOutcome::Whole || target.unwrap().0 == bytes, "wrong bytes of record {number}");
+            assert!(outcome != ReadOutcome::Whole || target.0 == bytes, "wrong bytes of record {number}");
             return outcome == ReadOutcome::Whole;
         }
     }

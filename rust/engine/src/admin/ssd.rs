@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -208,7 +209,7 @@ fn open(directories: Vec<PathBuf>, name: &str) -> Result<Store<Nowhere>> {
 
 fn recover(store: &mut Store<Nowhere>, progress: &mut GoOn) -> Result<()> {
     loop {
-        let seen = store.recover_some();
+        let seen = store.recover_some(Duration::from_millis(100));
         if !progress(seen.zones_done as u64, seen.zones as u64) {
             return Err(stopped());
         }

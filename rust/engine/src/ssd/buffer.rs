@@ -84,6 +84,7 @@ impl Buffers {
     }
 
     /// Buffers that nobody has.
+    #[cfg(test)]
     pub(crate) fn left(&self) -> usize {
         self.free.len()
     }

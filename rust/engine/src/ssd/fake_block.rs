@@ -131,7 +131,7 @@ impl Fixture {
             lock: None,
             device_block: self.device_block,
         });
-        let buffers = Buffers::new(self.options.buffers() * disks as u16 + 1, self.options.chunk_bytes);
+        let buffers = Buffers::new(self.options.buffers() * disks as u16, self.options.chunk_bytes);
         Store::assemble(options, Box::new(self.disk.io()), buffers, opened.collect())
     }
 
@@ -174,7 +174,7 @@ impl Fixture {
                 let Event::Read(ticket, target, outcome) = event else { continue };
                 if ticket == wanted {
                     if outcome == ReadOutcome::Whole {
-                        assert_eq!(target.unwrap().0, block.parts(self.bytes_max), "wrong bytes of {block:?}");
+                        assert_eq!(target.0, block.parts(self.bytes_max), "wrong bytes of {block:?}");
                     }
                     return Some(outcome);
                 }

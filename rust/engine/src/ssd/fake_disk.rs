@@ -11,7 +11,7 @@ use super::io::{Completion, Direction, Io, Operation};
 const SECTOR: usize = 512;
 
 /// What goes wrong, in percent of all operations.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
     /// Fewer bytes than asked for.
     pub(crate) short: u64,
@@ -25,10 +25,36 @@ pub(crate) struct Faults {
     pub(crate) full: bool,
     /// No answer at all.
     pub(crate) hang: bool,
+    /// No answer of one file.
+    pub(crate) hangs: Option<u32>,
+    /// No answer to syncs.
+    pub(crate) sync_hangs: bool,
     /// EIO of everything that one file is asked.
     pub(crate) broken: Option<u32>,
     /// Whoever looks for answers meets a defect.
     pub(crate) panic: bool,
+}
+
+impl Faults {
+    /// A disk that works.
+    pub(crate) const NONE: Self = Self {
+        short: 0,
+        late: 0,
+        read_error: 0,
+        write_error: 0,
+        full: false,
+        hang: false,
+        hangs: None,
+        sync_hangs: false,
+        broken: None,
+        panic: false,
+    };
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self::NONE
+    }
 }
 
 #[derive(Default)]
@@ -79,6 +105,8 @@ struct State {
     block: usize,
     faults: Faults,
     random: Random,
+    /// Reads that were answered.
+    reads: u64,
 }
 
 /// The disks of some files; outlives the stores on it.
@@ -89,7 +117,7 @@ impl FakeDisk {
     pub(crate) fn new(files: usize, seed: u64) -> Self {
         let files = (0..files).map(|_| File::default()).collect();
         let (block, faults, random) = (SECTOR, Faults::default(), Random::new(seed));
-        Self(Arc::new(Mutex::new(State { files, block, faults, random })))
+        Self(Arc::new(Mutex::new(State { files, block, faults, random, reads: 0 })))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -98,6 +126,11 @@ impl FakeDisk {
 
     pub(crate) fn set(&self, faults: Faults) {
         self.state().faults = faults;
+    }
+
+    /// Reads that were answered so far.
+    pub(crate) fn reads(&self) -> u64 {
+        self.state().reads
     }
 
     /// Take nothing smaller than `block`.
@@ -144,6 +177,7 @@ pub(crate) struct FakeIo {
 impl State {
     fn transfer(&mut self, operation: &mut Operation) -> io::Result<usize> {
         let Faults { short, read_error, write_error, full, broken, .. } = self.faults;
+        self.reads += u64::from(operation.direction == Direction::Read);
         let percent = if operation.direction == Direction::Read { read_error } else { write_error };
         if self.random.chance(percent) || broken == Some(operation.file) {
             return Err(io::Error::from_raw_os_error(libc::EIO));
@@ -152,6 +186,10 @@ impl State {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         let mut bytes = operation.range.len();
+        if operation.direction == Direction::Sync {
+            self.files.get_mut(operation.file as usize).ok_or(io::ErrorKind::NotFound)?.sync();
+            return Ok(0);
+        }
         let beside = (bytes % self.block, operation.offset as usize % self.block);
         assert_eq!(beside, (0, 0), "not aligned as the disk needs it");
         if self.random.chance(short) {
@@ -191,7 +229,9 @@ impl Io for FakeIo {
         while !self.started.is_empty() {
             let next = state.random.below(self.started.len() as u64) as usize;
             let mut operation = self.started.swap_remove(next);
-            if state.random.chance(late) {
+            let silent = state.faults.hangs == Some(operation.file)
+                || (state.faults.sync_hangs && operation.direction == Direction::Sync);
+            if silent || state.random.chance(late) {
                 later.push(operation);
                 continue;
             }
@@ -201,18 +241,12 @@ impl Io for FakeIo {
         self.started = later;
     }
 
-    fn sync(&mut self, file: u32) -> io::Result<()> {
+    fn resize(&mut self, file: u32, bytes: u64, _limit: Duration) -> io::Result<()> {
         let mut state = self.disk.state();
-        let percent = state.faults.write_error;
-        if state.random.chance(percent) || state.faults.broken == Some(file) {
-            return Err(io::Error::from_raw_os_error(libc::EIO));
+        if state.faults.hang || state.faults.hangs == Some(file) {
+            return Err(io::ErrorKind::TimedOut.into());
         }
-        state.files[file as usize].sync();
-        Ok(())
-    }
-
-    fn resize(&mut self, file: u32, bytes: u64) -> io::Result<()> {
-        let file = &mut self.disk.state().files[file as usize];
+        let file = &mut state.files[file as usize];
         file.sync();
         file.bytes.resize(bytes as usize, 0);
         file.durable.resize(bytes as usize, 0);

@@ -5,10 +5,12 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::FallocateFlags;
 
+use super::bounded::within;
 use super::buffer::{BUFFER_ALIGN, Buffers};
 use crate::error::{Error, ErrorKind, Result};
 use crate::shm::file::io_error;
@@ -137,9 +139,10 @@ pub(crate) fn claim_space(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// Until the disk has it.
-pub(crate) fn sync_data(file: &File) -> io::Result<()> {
-    file.sync_data()
+/// As [`claim_space`]; an error if it takes longer than `limit`.
+pub(crate) fn claim_space_within(file: &File, bytes: u64, limit: Duration) -> io::Result<()> {
+    let copy = file.try_clone()?;
+    within(limit, move || claim_space(&copy, bytes))?
 }
 
 #[cfg(test)]

@@ -13,9 +13,11 @@ pub enum Direction {
     Read,
     /// From the buffer into the file.
     Write,
+    /// Make all answered writes of the file last. Moves nothing; the buffer says that an operation is on its way.
+    Sync,
 }
 
-/// One read or write. Offset and length are multiples of the file's block.
+/// One read, write or sync. Offset and length are multiples of the file's block.
 pub struct Operation {
     /// Comes back with the answer.
     pub token: u64,
@@ -51,9 +53,6 @@ pub trait Io: Send {
     /// Append what was answered; waits up to `wait` for the first answer.
     fn poll(&mut self, wait: Duration, done: &mut Vec<Completion>);
 
-    /// Make all answered writes of `file` last. Blocks.
-    fn sync(&mut self, file: u32) -> io::Result<()>;
-
-    /// Make `file` as long as `bytes` and claim its space; what is longer is cut. Blocks.
-    fn resize(&mut self, file: u32, bytes: u64) -> io::Result<()>;
+    /// Make `file` as long as `bytes` and claim its space; what is longer is cut. Blocks, no longer than `limit`.
+    fn resize(&mut self, file: u32, bytes: u64, limit: Duration) -> io::Result<()>;
 }

@@ -19,6 +19,7 @@ use super::uring::UringIo;
 const CHUNK: usize = 64 << 10;
 const DEPTH: u16 = 8;
 const FILES: u32 = 2;
+const LONG: Duration = Duration::from_secs(60);
 const FILE_BYTES: u64 = 16 * CHUNK as u64;
 
 /// A directory of its own, on a disk if there is one below the sources.
@@ -66,18 +67,22 @@ fn operation(direction: Direction, file: u32, offset: u64, buffer: Buffer, bytes
 
 /// The suite.
 fn conforms(io: &mut dyn Io, buffers: &mut Buffers) {
-    (0..FILES).for_each(|file| io.resize(file, FILE_BYTES).unwrap());
+    (0..FILES).for_each(|file| io.resize(file, FILE_BYTES, LONG).unwrap());
     many_at_once_each_have_their_own_answer(io, buffers);
     parts_of_buffers_and_ends_of_files(io, buffers);
     // Without anything on its way a poll returns.
     io.poll(Duration::ZERO, &mut Vec::new());
-    (0..FILES).for_each(|file| io.sync(file).unwrap());
+    for file in 0..FILES {
+        let (result, answered) = run_one(io, operation(Direction::Sync, file, 0, buffers.take().unwrap(), 0));
+        assert_eq!(result.unwrap(), 0);
+        buffers.give(answered.buffer);
+    }
     // A file that there is not: an error, and the buffer comes back.
     let buffer = buffers.take().unwrap();
     let (result, answered) = run_one(io, operation(Direction::Read, FILES, 0, buffer, 4096));
     assert!(result.is_err());
     buffers.give(answered.buffer);
-    io.resize(0, FILE_BYTES / 2).unwrap();
+    io.resize(0, FILE_BYTES / 2, LONG).unwrap();
     let buffer = buffers.take().unwrap();
     let (result, answered) = run_one(io, operation(Direction::Read, 0, FILE_BYTES / 2, buffer, 4096));
     assert_eq!(result.unwrap(), 0, "cut short");
@@ -160,7 +165,7 @@ fn operations_on_their_way_do_not_keep_a_drop_from_ending() {
     let mut all: Vec<Box<dyn Io>> = vec![Box::new(ThreadIo::new(files(&folder), DEPTH).unwrap())];
     all.extend(UringIo::new(files(&folder), DEPTH, &buffers).ok().map(|io| Box::new(io) as Box<dyn Io>));
     for mut io in all {
-        io.resize(0, FILE_BYTES).unwrap();
+        io.resize(0, FILE_BYTES, LONG).unwrap();
         for _ in 0..2 {
             io.submit(operation(Direction::Write, 0, 0, buffers.take().unwrap(), CHUNK));
         }

@@ -56,8 +56,10 @@ pub(crate) struct Member {
     pub(crate) failed_reads: u32,
     /// Buffers that reads and writes have.
     pub(crate) reads_out: u16,
-    /// See [`Self::reads_out`].
+    /// See [`Self::reads_out`]; what recovery has counts among them, since nothing is written before its end.
     pub(crate) writes_out: u16,
+    /// An operation had no answer: nothing more is asked of it.
+    pub(crate) hung: bool,
 }
 
 impl Member {
@@ -75,6 +77,7 @@ impl Member {
             failed_reads: 0,
             reads_out: 0,
             writes_out: 0,
+            hung: false,
         }
     }
 

@@ -4,6 +4,7 @@
 //! From the outside in: [`store`] is what to use; `writer`, `reader` and `recover` are the rest of it; `member` is one
 //! directory; `queue` makes operations end; `io` is what an operating system has to offer.
 
+mod bounded;
 mod buffer;
 pub mod check;
 #[cfg(test)]

@@ -6,9 +6,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::buffer::{BUFFER_ALIGN, Buffers};
+use super::bounded::for_each;
+use super::buffer::{BUFFER_ALIGN, Buffer, Buffers};
 use super::counters::Counters;
-use super::file::{CacheFile, block_bytes_min};
+use super::file::{CacheFile, block_bytes_min, cache_path};
 use super::geometry::Geometry;
 use super::index::IndexView;
 use super::io::{Direction, Io};
@@ -38,21 +39,19 @@ pub(super) struct Opened {
 
 impl<T: ReadTarget> Store<T> {
     /// Open or create the files, lock them, and read their superblocks. Then [`Self::recover`] finds the records.
-    /// Blocks.
+    /// Blocks, but no longer than a few times `hang_max`: directories that do not answer are left out.
     pub fn open(options: StoreOptions) -> Result<Self> {
         options.check()?;
         let (mut opened, mut files) = (Vec::new(), Vec::new());
-        for directory in &options.directories {
-            let CacheFile { path, file, lock } = CacheFile::open(directory, &options.name, options.create)?;
-            if options.read_only && file.metadata().is_ok_and(|meta| meta.len() < 2 * BUFFER_ALIGN as u64) {
-                return Err(without_superblock(&path.display()));
-            }
-            let device_block = block_bytes_min(&file).map_err(|error| io_error("read", &path, &error))?;
-            opened.push(Opened { path, lock: Some(lock), device_block });
-            files.push(file);
+        for (file, device_block) in open_files(&options)? {
+            opened.push(Opened { path: file.path, lock: Some(file.lock), device_block });
+            files.push(file.file);
         }
+        let left_out = options.directories.len() - opened.len();
         let (io, buffers) = start_io(&options, files)?;
-        Self::assemble(options, io, buffers, opened)
+        let mut store = Self::assemble(options, io, buffers, opened)?;
+        store.counters.turned_off += left_out as u64;
+        Ok(store)
     }
 
     /// A store over `io`, whose files are `opened`.
@@ -70,10 +69,12 @@ impl<T: ReadTarget> Store<T> {
             queue,
             members: Vec::new(),
             index: IndexView::default(),
-            unknown: VecDeque::new(),
+            unknown: (0..count).map(|_| VecDeque::new()).collect(),
+            probed: HashMap::new(),
             newest: (0..count).map(|_| None).collect(),
             reads: HashMap::new(),
             reading: HashMap::new(),
+            joined: HashMap::new(),
             waiting: (0..count).map(|_| VecDeque::new()).collect(),
             pending: HashMap::new(),
             pending_tags: HashSet::new(),
@@ -94,7 +95,7 @@ impl<T: ReadTarget> Store<T> {
         store.queue.set_block(block);
         store.agree();
         if store.is_off() {
-            return Err(Error::new(ErrorKind::Device, "no directory of the SSD cache can be read: look at the disks"));
+            return Err(nothing_to_read());
         }
         Ok(store)
     }
@@ -130,8 +131,14 @@ impl<T: ReadTarget> Store<T> {
             self.turn_off(at, true, &error);
             return Ok(());
         }
-        self.fit(at, capacity)?;
-        self.unknown.extend((0..self.members[usize::from(at)].zones.len() as u32).map(|zone| (at, zone)));
+        if let Err(error) = self.fit(at, capacity) {
+            if !self.member(at).hung {
+                return Err(error);
+            }
+            self.members[usize::from(at)].zones.clear();
+            return Ok(());
+        }
+        self.unknown[usize::from(at)].extend(0..self.members[usize::from(at)].zones.len() as u32);
         Ok(())
     }
 
@@ -189,27 +196,33 @@ impl<T: ReadTarget> Store<T> {
 
     /// Claim the file's space, and add or drop zones if its capacity has changed.
     fn fit(&mut self, at: u16, capacity: Option<u64>) -> Result<()> {
-        let member = &mut self.members[usize::from(at)];
         if self.options.read_only {
-            member.writes_off = true;
+            self.members[usize::from(at)].writes_off = true;
             return Ok(());
         }
-        let (before, file) = (member.geometry(), member.file);
+        let before = self.member(at).geometry();
         let geometry = capacity.map_or(Ok(before), |capacity| before.with_capacity(capacity))?;
-        let claim = |queue: &mut Queue<Purpose>, path: &std::path::Path| {
-            queue.resize(file, geometry.file_bytes()).map_err(|error| io_error("claim the space of", path, &error))
-        };
         // A file never is shorter than its superblock says: what grows grows first, what shrinks shrinks last.
         if geometry.zones >= before.zones {
-            claim(&mut self.queue, &member.path)?;
+            self.claim(at, geometry.file_bytes())?;
         }
+        let member = &mut self.members[usize::from(at)];
         member.superblock.geometry = geometry;
         member.zones.resize_with(geometry.zones as usize, Default::default);
         if geometry.zones < before.zones {
             self.write_superblock(at)?;
-            claim(&mut self.queue, &self.members[usize::from(at)].path)?;
+            self.claim(at, geometry.file_bytes())?;
         }
         Ok(())
+    }
+
+    fn claim(&mut self, at: u16, bytes: u64) -> Result<()> {
+        self.queue.resize(self.member(at).file, bytes).map_err(|error| {
+            if error.kind() == io::ErrorKind::TimedOut {
+                self.turn_off(at, true, &error);
+            }
+            io_error("claim the space of", &self.member(at).path, &error)
+        })
     }
 
     /// Every directory gets the latest epochs of all, and a generation above all. The sequences of this process begin
@@ -221,55 +234,141 @@ impl<T: ReadTarget> Store<T> {
         let generation = self.members.iter().map(|member| member.superblock.generation).max().unwrap_or(0);
         self.session = generation + 1;
         self.next_sequence = self.session << SEQUENCE_BITS;
-        for at in 0..self.members.len() {
-            self.members[at].superblock.generation = generation;
-            if !self.options.read_only
-                && !self.members[at].zones.is_empty()
-                && let Err(error) = self.write_superblock(at as u16)
-            {
+        self.members.iter_mut().for_each(|member| member.superblock.generation = generation);
+        let known = |at: &u16| !self.member(*at).zones.is_empty() && !self.options.read_only;
+        let known: Vec<u16> = (0..self.members.len() as u16).filter(known).collect();
+        for (_, result) in self.write_superblocks(&known) {
+            if let Err(error) = result {
                 log::warn!("pegaflow: {error}");
             }
         }
     }
 
-    /// Write both copies of a superblock with the epochs that hold, each synced before the next. Blocks.
-    pub(super) fn write_superblock(&mut self, at: u16) -> Result<()> {
+    /// Write both copies of a superblock; see [`Self::write_superblocks`].
+    fn write_superblock(&mut self, at: u16) -> Result<()> {
+        self.write_superblocks(&[at]).into_iter().try_for_each(|(_, result)| result)
+    }
+
+    /// Write both copies of the superblocks of some directories with the epochs that hold, each copy synced before the
+    /// next. The directories side by side: those that hang cost the time of one. Blocks.
+    pub(super) fn write_superblocks(&mut self, members: &[u16]) -> Vec<(u16, Result<()>)> {
         let epochs = self.index.read().epochs.clone();
-        let member = &mut self.members[usize::from(at)];
-        let broken = |why: &dyn std::fmt::Display, path: &std::path::Path| {
-            let text = format!(
-                "cannot write the superblock of {} ({why}): remove the file, since it may bring back what was \
-                 forgotten",
-                path.display()
-            );
-            Error::new(ErrorKind::Device, text)
-        };
-        if member.zones.is_empty() {
-            return Err(broken(&"it could not be read at the start", &member.path));
+        let mut results = Vec::new();
+        let mut going: Vec<u16> = members.to_vec();
+        for &at in members {
+            let superblock = &mut self.members[usize::from(at)].superblock;
+            superblock.epochs.join(&epochs);
+            superblock.generation += 1;
         }
-        member.superblock.epochs.join(&epochs);
-        member.superblock.generation += 1;
-        let (superblock, file) = (member.superblock.clone(), member.file);
-        let bytes = superblock.geometry.superblock_bytes();
         for copy in 0..2u64 {
-            let path = &self.members[usize::from(at)].path;
-            let Some(mut buffer) = self.queue.buffers().take() else {
-                return Err(broken(&"no buffer is free", path));
-            };
+            for write in [true, false] {
+                let ended = if write { self.write_copies(&going, copy) } else { self.sync(&going) };
+                going.clear();
+                for (at, result) in ended {
+                    match result {
+                        Ok(()) => going.push(at),
+                        Err(error) => results.push((at, Err(self.superblock_failed(at, &error)))),
+                    }
+                }
+            }
+        }
+        results.extend(going.into_iter().map(|at| (at, Ok(()))));
+        results
+    }
+
+    fn superblock_failed(&mut self, at: u16, error: &io::Error) -> Error {
+        self.turn_off(at, error.kind() == io::ErrorKind::TimedOut, error);
+        let text = format!(
+            "cannot write the superblock of {} ({error}): remove the file, since it may bring back what was forgotten",
+            self.member(at).path.display()
+        );
+        Error::new(ErrorKind::Device, text)
+    }
+
+    fn write_copies(&mut self, members: &[u16], copy: u64) -> Vec<(u16, io::Result<()>)> {
+        self.run_on(members, Direction::Write, |member, buffer| {
+            let bytes = member.geometry().superblock_bytes();
             buffer[..bytes].fill(0);
-            superblock.encode(&mut buffer[..SUPERBLOCK_BYTES]);
-            let extent = Extent { file, offset: copy * bytes as u64, bytes };
-            let (result, buffer) = self.queue.run(Purpose::Alone, Direction::Write, extent, buffer);
+            member.superblock.encode(&mut buffer[..SUPERBLOCK_BYTES]);
+            Extent { file: member.file, offset: copy * bytes as u64, bytes }
+        })
+    }
+
+    /// Make all answered writes of some directories last. Blocks, no longer than for any operation.
+    pub(super) fn sync(&mut self, members: &[u16]) -> Vec<(u16, io::Result<()>)> {
+        self.run_on(members, Direction::Sync, |member, _| Extent { file: member.file, offset: 0, bytes: 0 })
+    }
+
+    /// One operation on each of some directories, as `prepare` says; those that hung before are not asked again.
+    fn run_on(
+        &mut self,
+        members: &[u16],
+        direction: Direction,
+        prepare: impl Fn(&Member, &mut Buffer) -> Extent,
+    ) -> Vec<(u16, io::Result<()>)> {
+        let (mut asked, mut operations, mut results) = (Vec::new(), Vec::new(), Vec::new());
+        for &at in members {
+            let member = &self.members[usize::from(at)];
+            let buffer = if member.hung { None } else { self.queue.buffers().take() };
+            let Some(mut buffer) = buffer else {
+                results.push((at, Err(io::Error::new(io::ErrorKind::TimedOut, "it does not answer"))));
+                continue;
+            };
+            operations.push((prepare(member, &mut buffer), buffer));
+            asked.push(at);
+        }
+        for (at, (result, buffer)) in asked.into_iter().zip(self.queue.run_all(Purpose::Alone, direction, operations)) {
             if let Some(buffer) = buffer {
                 self.queue.buffers().give(buffer);
             }
-            if let Err(error) = result.and_then(|()| self.queue.sync(file)) {
-                self.turn_off(at, false, &error);
-                return Err(broken(&error, &self.members[usize::from(at)].path));
-            }
+            results.push((at, result));
         }
-        Ok(())
+        results
     }
+}
+
+/// Open, or make, and lock the file of every directory, all side by side; each with the smallest block that its device
+/// takes. Directories that cannot be read or do not answer in time are left out, with one line each.
+fn open_files(options: &StoreOptions) -> Result<Vec<(CacheFile, usize)>> {
+    let (name, create, read_only) = (options.name.clone(), options.create, options.read_only);
+    let uid = nix::unistd::geteuid().as_raw();
+    let paths: Vec<PathBuf> = options.directories.iter().map(|dir| cache_path(dir, uid, &name)).collect();
+    let found = for_each(&paths, options.hang_max, move |path| {
+        let file = CacheFile::open(path.parent().unwrap_or(path), &name, create)?;
+        if read_only && file.file.metadata().is_ok_and(|meta| meta.len() < 2 * BUFFER_ALIGN as u64) {
+            return Err(without_superblock(&path.display()));
+        }
+        Ok(match block_bytes_min(&file.file) {
+            Err(error) if error.raw_os_error() != Some(libc::EIO) => return Err(io_error("read", path, &error)),
+            device_block => (file, device_block),
+        })
+    });
+    let mut files = Vec::new();
+    for (path, found) in paths.iter().zip(found) {
+        let why = match found {
+            Ok(found) => match found? {
+                (file, Ok(device_block)) => {
+                    files.push((file, device_block));
+                    continue;
+                }
+                (_, Err(error)) => error,
+            },
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                let text = format!("{} is being opened by this process already: name it once", path.display());
+                return Err(Error::new(ErrorKind::InUse, text));
+            }
+            Err(error) => error,
+        };
+        log::warn!("pegaflow: the SSD cache {} is left out, serving goes on without it: {why}", path.display());
+    }
+    if files.is_empty() {
+        return Err(nothing_to_read());
+    }
+    Ok(files)
+}
+
+fn nothing_to_read() -> Error {
+    Error::new(ErrorKind::Device, "no directory of the SSD cache can be read: look at the disks")
 }
 
 fn without_superblock(name: &dyn std::fmt::Display) -> Error {
@@ -278,7 +377,7 @@ fn without_superblock(name: &dyn std::fmt::Display) -> Error {
 
 /// The back-end that the options ask for; threads if io_uring is not to be had.
 pub(super) fn start_io(options: &StoreOptions, files: Vec<std::fs::File>) -> Result<(Box<dyn Io>, Buffers)> {
-    let count = options.buffers() * files.len() as u16 + 1;
+    let count = options.buffers() * files.len() as u16;
     let buffers = Buffers::new(count, options.chunk_bytes);
     if options.backend != Backend::Threads {
         let copies = files.iter().map(|file| file.try_clone()).collect::<io::Result<Vec<_>>>();

@@ -37,7 +37,7 @@ pub struct StoreOptions {
     pub block_bytes: Option<usize>,
     /// Zone of new files; default capacity / 64 within 4 and 256 MiB.
     pub zone_bytes: Option<u64>,
-    /// Bytes of one operation; also of each buffer, of which there are `read_depth + write_depth + 1` per directory.
+    /// Bytes of one operation; also of each buffer, of which there are `read_depth + write_depth + 2` per directory.
     pub chunk_bytes: usize,
     /// Reads on their way to one directory.
     pub read_depth: u16,
@@ -92,9 +92,9 @@ impl StoreOptions {
         Ok(())
     }
 
-    /// Buffers of one directory.
+    /// Buffers of one directory: for reads, for writes, and for what is waited for.
     pub(crate) fn buffers(&self) -> u16 {
-        self.read_depth + self.write_buffers()
+        self.read_depth + self.write_buffers() + 1
     }
 
     /// Those for writes: one is filled while the others are on their way.

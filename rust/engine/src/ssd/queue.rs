@@ -61,9 +61,9 @@ impl<P: Copy> Queue<P> {
         &mut self.buffers
     }
 
-    /// Operations without an answer, those given up included.
+    /// Operations that have not ended; one that was given up has, though its answer may still come.
     pub(crate) fn in_flight(&self) -> usize {
-        self.flights.len()
+        self.flights.values().filter(|flight| flight.purpose.is_some()).count()
     }
 
     /// Move the first `extent.bytes` of `buffer`.
@@ -102,7 +102,7 @@ impl<P: Copy> Queue<P> {
                 operation.offset += whole as u64;
                 let nothing = match operation.direction {
                     Direction::Read => io::ErrorKind::UnexpectedEof,
-                    Direction::Write => io::ErrorKind::WriteZero,
+                    Direction::Write | Direction::Sync => io::ErrorKind::WriteZero,
                 };
                 Some((whole > 0, io::Error::from(nothing)))
             }
@@ -159,32 +159,37 @@ impl<P: Copy> Queue<P> {
         extent: Extent,
         buffer: Buffer,
     ) -> (io::Result<()>, Option<Buffer>) {
-        let token = self.next;
-        self.start(purpose, direction, extent, buffer);
-        let mut others = std::mem::take(&mut self.stash);
-        loop {
-            let mut mine = None;
-            for ended in self.poll(Duration::from_millis(100)) {
-                if ended.token == token {
-                    mine = Some(ended);
-                } else {
-                    others.push(ended);
-                }
-            }
-            if let Some(ended) = mine {
-                self.stash = others;
-                return (ended.result, ended.buffer);
-            }
-        }
+        let mut ended = self.run_all(purpose, direction, vec![(extent, buffer)]);
+        ended.pop().unwrap_or_else(|| (Err(io::ErrorKind::TimedOut.into()), None))
     }
 
-    /// See [`Io::sync`].
-    pub(crate) fn sync(&mut self, file: u32) -> io::Result<()> {
-        self.io.sync(file)
+    /// As [`Self::run`], for several at a time; the results are in the order of the operations.
+    pub(crate) fn run_all(
+        &mut self,
+        purpose: P,
+        direction: Direction,
+        operations: Vec<(Extent, Buffer)>,
+    ) -> Vec<(io::Result<()>, Option<Buffer>)> {
+        let first = self.next;
+        for (extent, buffer) in operations {
+            self.start(purpose, direction, extent, buffer);
+        }
+        let mut mine: Vec<_> = (first..self.next).map(|_| None).collect();
+        let mut others = std::mem::take(&mut self.stash);
+        while mine.iter().any(Option::is_none) {
+            for ended in self.poll(Duration::from_millis(100)) {
+                match ended.token.checked_sub(first).and_then(|at| mine.get_mut(at as usize)) {
+                    Some(place) => *place = Some((ended.result, ended.buffer)),
+                    None => others.push(ended),
+                }
+            }
+        }
+        self.stash = others;
+        mine.into_iter().flatten().collect()
     }
 
     /// See [`Io::resize`].
     pub(crate) fn resize(&mut self, file: u32, bytes: u64) -> io::Result<()> {
-        self.io.resize(file, bytes)
+        self.io.resize(file, bytes, self.hang_max)
     }
 }

@@ -59,14 +59,19 @@ pub(super) struct ReadState<T> {
     epoch: u64,
     located: Located,
     spot: Spot,
-    target: Option<T>,
-    cancelled: bool,
+    target: T,
     /// Bytes of the record, and how many of them were asked for and taken.
     bytes: usize,
     asked: usize,
     taken: usize,
     arrived: BTreeMap<usize, (Buffer, usize)>,
     payload: Option<Payload>,
+}
+
+impl<T> ReadState<T> {
+    fn is_whole(&self) -> bool {
+        self.payload.as_ref().is_some_and(Payload::is_whole)
+    }
 }
 
 /// Behind the header: where in the parts, and the sum so far.
@@ -79,15 +84,13 @@ struct Payload {
 
 impl Payload {
     /// Take the next bytes. `false` if a part was not right.
-    fn take<T: ReadTarget>(&mut self, mut bytes: &[u8], target: &mut Option<T>) -> bool {
+    fn take<T: ReadTarget>(&mut self, mut bytes: &[u8], target: &mut T) -> bool {
         while let Some(part) = self.header.parts.get(self.part) {
             let left = part.bytes as usize - self.offset;
             let (now, later) = bytes.split_at(bytes.len().min(left));
             for step in now.chunks(STEP_BYTES) {
                 self.hasher.update(step);
-                if let Some(target) = target {
-                    target.put(self.part, self.offset, step);
-                }
+                target.put(self.part, self.offset, step);
                 self.offset += step.len();
             }
             bytes = later;
@@ -97,9 +100,7 @@ impl Payload {
             if self.hasher.finish() != part.checksum {
                 return false;
             }
-            if let Some(target) = target {
-                target.end_part(self.part, part.checksum);
-            }
+            target.end_part(self.part, part.checksum);
             self.part += 1;
             self.offset = 0;
             self.hasher = PartHasher::new(self.part as u32);
@@ -143,22 +144,8 @@ impl<T: ReadTarget> Store<T> {
         let spot = member.spot(located.zone, located.start);
         let ticket = self.number();
         let (asked, taken, arrived, payload) = (0, 0, BTreeMap::new(), None);
-        let (id, sizes, target, cancelled) = (*id, parts.to_vec(), Some(target), false);
-        let state = ReadState {
-            tag,
-            id,
-            sizes,
-            epoch,
-            located,
-            spot,
-            target,
-            cancelled,
-            bytes,
-            asked,
-            taken,
-            arrived,
-            payload,
-        };
+        let (id, sizes) = (*id, parts.to_vec());
+        let state = ReadState { tag, id, sizes, epoch, located, spot, target, bytes, asked, taken, arrived, payload };
         self.reads.insert(ticket, state);
         self.reading.insert(tag, ticket);
         self.waiting[usize::from(located.member)].push_back(ticket);
@@ -167,12 +154,18 @@ impl<T: ReadTarget> Store<T> {
         ReadStart::Started(ticket)
     }
 
-    /// Nobody wants this read any more: its target is dropped, nothing more of it is asked for.
-    pub fn cancel(&mut self, ticket: Ticket) {
-        if let Some(read) = self.reads.get_mut(&ticket) {
-            read.target = None;
-            read.cancelled = true;
+    /// Nobody wants this read any more. It is over, without an event, if nothing of it was asked for; else it goes on,
+    /// and `false` says so.
+    pub fn cancel(&mut self, ticket: Ticket) -> bool {
+        let Some(read) = self.reads.get(&ticket).filter(|read| read.asked == 0) else { return false };
+        let waiting = &mut self.waiting[usize::from(read.located.member)];
+        // What came last is given up first.
+        if let Some(place) = waiting.iter().rposition(|waits| *waits == ticket) {
+            waiting.remove(place);
         }
+        self.reading.remove(&read.tag);
+        self.reads.remove(&ticket);
+        true
     }
 
     /// Ask for as many pieces as there are buffers.
@@ -185,52 +178,102 @@ impl<T: ReadTarget> Store<T> {
             }
             while self.members[at].reads_out < self.options.read_depth {
                 let Some(&ticket) = self.waiting[at].front() else { break };
+                let joined = self.joined(at);
                 let Some(read) = self.reads.get_mut(&ticket).filter(|read| read.asked < read.bytes) else {
                     self.waiting[at].pop_front();
                     continue;
                 };
-                if read.cancelled {
-                    read.bytes = read.asked;
-                    if read.taken == read.asked {
-                        self.end_read(ticket, ReadOutcome::Failed);
-                    }
-                    continue;
-                }
                 let Some(buffer) = self.queue.buffers().take() else { return };
                 let position = read.asked;
-                let bytes = (read.bytes - position).min(self.options.chunk_bytes);
-                read.asked += bytes;
-                let mut extent = self.members[at].extent(read.located.zone, read.located.start, bytes);
-                extent.offset += position as u64;
+                let mut extent = self.members[at].extent(read.located.zone, read.located.start, 0);
+                let purpose = if joined.len() > 1 {
+                    let number = self.number();
+                    extent.bytes = joined.iter().map(|(_, bytes)| bytes).sum();
+                    self.start_joined(at, number, joined);
+                    Purpose::Joined { number }
+                } else {
+                    extent.bytes = (read.bytes - position).min(self.options.chunk_bytes);
+                    extent.offset += position as u64;
+                    read.asked += extent.bytes;
+                    Purpose::Piece { ticket, position }
+                };
                 self.members[at].reads_out += 1;
-                self.queue.start(Purpose::Piece { ticket, position }, Direction::Read, extent, buffer);
+                self.queue.start(purpose, Direction::Read, extent, buffer);
             }
         }
+    }
+
+    /// Reads that are next, of whole records that lie one behind the other and fit into one operation.
+    fn joined(&self, at: usize) -> Vec<(Ticket, usize)> {
+        let (mut joined, mut bytes, mut end) = (Vec::new(), 0, None);
+        for ticket in &self.waiting[at] {
+            let Some(read) = self.reads.get(ticket) else { break };
+            let place = (read.located.zone, read.located.start);
+            bytes += read.bytes;
+            if read.asked > 0 || bytes > self.options.chunk_bytes || end.is_some_and(|end| end != place) {
+                break;
+            }
+            joined.push((*ticket, read.bytes));
+            end = Some((place.0, place.1 + read.located.blocks));
+        }
+        joined
+    }
+
+    fn start_joined(&mut self, at: usize, number: u64, joined: Vec<(Ticket, usize)>) {
+        self.waiting[at].drain(..joined.len());
+        for (ticket, bytes) in &joined {
+            if let Some(read) = self.reads.get_mut(ticket) {
+                read.asked = *bytes;
+            }
+        }
+        self.joined.insert(number, joined);
+    }
+
+    pub(super) fn joined_ended(&mut self, number: u64, ended: Ended<Purpose>) {
+        let at = ended.extent.file as usize;
+        let failure = self.note_ended(at, &ended.result);
+        let mut position = 0;
+        for (ticket, bytes) in self.joined.remove(&number).unwrap_or_default() {
+            let mine = position..position + bytes;
+            position = mine.end;
+            let Some(read) = self.reads.get_mut(&ticket) else { continue };
+            let whole = match (&ended.buffer, failure) {
+                (Some(buffer), None) => take_piece(read, &buffer[mine]) && read.is_whole(),
+                _ => false,
+            };
+            self.end_read(ticket, if whole { ReadOutcome::Whole } else { failure.unwrap_or(ReadOutcome::Damaged) });
+        }
+        if let Some(buffer) = ended.buffer {
+            self.give_read_buffer(at, buffer);
+        }
+    }
+
+    /// What the end of an operation says about its directory, and about the reads that it was for if it failed.
+    fn note_ended(&mut self, at: usize, result: &std::io::Result<()>) -> Option<ReadOutcome> {
+        self.note_read(at as u16, result);
+        let error = result.as_ref().err()?;
+        // A file that was cut short lost that record, and is not a failing disk.
+        let cut = error.kind() == std::io::ErrorKind::UnexpectedEof;
+        Some(if cut { ReadOutcome::Damaged } else { ReadOutcome::Failed })
     }
 
     pub(super) fn piece_ended(&mut self, ticket: Ticket, position: usize, ended: Ended<Purpose>) {
         // Files are numbered as members are.
         let at = ended.extent.file as usize;
-        let hung = ended.result.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::TimedOut);
-        // A file that was cut short lost that record, and is not a failing disk.
-        let cut = ended.result.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::UnexpectedEof);
-        let failed = ended.result.is_err() && !cut;
-        if self.members[at].note_read(failed, hung)
-            && let Err(error) = &ended.result
-        {
-            self.turn_off(at as u16, true, error);
-        }
+        let failure = self.note_ended(at, &ended.result);
         let Some(buffer) = ended.buffer else {
             return self.end_read(ticket, ReadOutcome::Failed);
         };
-        if ended.result.is_err() || !self.reads.contains_key(&ticket) {
-            self.give_read_buffer(at, buffer);
-            return self.end_read(ticket, if cut { ReadOutcome::Damaged } else { ReadOutcome::Failed });
+        match (failure, self.reads.get_mut(&ticket)) {
+            (None, Some(read)) => {
+                read.arrived.insert(position, (buffer, ended.extent.bytes));
+                self.take_pieces(ticket, at);
+            }
+            (failure, _) => {
+                self.give_read_buffer(at, buffer);
+                self.end_read(ticket, failure.unwrap_or(ReadOutcome::Failed));
+            }
         }
-        if let Some(read) = self.reads.get_mut(&ticket) {
-            read.arrived.insert(position, (buffer, ended.extent.bytes));
-        }
-        self.take_pieces(ticket, at);
     }
 
     /// Take all pieces that are next in order.
@@ -240,7 +283,7 @@ impl<T: ReadTarget> Store<T> {
             let right = take_piece(read, &buffer[..bytes]);
             read.taken += bytes;
             let ended = read.taken == read.bytes;
-            let whole = right && read.payload.as_ref().is_some_and(Payload::is_whole);
+            let whole = right && read.is_whole();
             self.give_read_buffer(at, buffer);
             if !right || ended {
                 self.end_read(ticket, if whole && ended { ReadOutcome::Whole } else { ReadOutcome::Damaged });
@@ -271,12 +314,10 @@ impl<T: ReadTarget> Store<T> {
                 self.counters.bytes_read += read.bytes as u64;
             }
             ReadOutcome::Evicted => self.counters.reads_evicted += 1,
-            ReadOutcome::Damaged if read.cancelled => {}
             ReadOutcome::Damaged => self.counters.reads_damaged += 1,
-            ReadOutcome::Failed if read.cancelled => {}
             ReadOutcome::Failed => self.counters.reads_failed += 1,
         }
-        if matches!(outcome, ReadOutcome::Damaged | ReadOutcome::Failed) && !read.cancelled {
+        if matches!(outcome, ReadOutcome::Damaged | ReadOutcome::Failed) {
             self.index.write().remove(read.tag, &read.located);
         }
         self.events.push(Event::Read(ticket, read.target, outcome));

@@ -1,13 +1,14 @@
 //! Recovery: from each zone its summary, and header by header what no summary speaks of. Section 7 of
 //! `docs/ssd-format.md`.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::io::ErrorKind as IoKind;
 use std::time::Duration;
 
 use super::index::Located;
 use super::io::Direction;
 use super::member::Filling;
+use super::queue::Ended;
 use super::reader::ReadTarget;
 use super::record::{HEADER_BYTES_MAX, Header, Spot};
 use super::store::{Purpose, Store};
@@ -29,7 +30,9 @@ pub struct Progress {
 
 /// First bytes and trailer of a zone, as far as they could be read.
 #[derive(Default)]
-struct Probed {
+pub(super) struct Probed {
+    /// Reads that have not ended.
+    missing: u32,
     head: Option<Vec<u8>>,
     trailer: Option<Vec<u8>>,
 }
@@ -37,72 +40,87 @@ struct Probed {
 impl<T: ReadTarget> Store<T> {
     /// Recover all zones. Blocks.
     pub fn recover(&mut self) {
-        while !self.unknown.is_empty() {
-            self.recover_some();
+        while self.is_recovering() {
+            self.recover_some(Duration::from_millis(100));
         }
     }
 
-    /// Recover as many zones as there are buffers. Lookups and reads are served between the calls; writes are
+    /// Go on with recovery: look at zones for which there are buffers, of all directories side by side. Waits up to
+    /// `wait` for the first answer. Lookups and reads are served between the calls; writes are
     /// [`super::WriteStart::Busy`] until the last.
-    pub fn recover_some(&mut self) -> Progress {
-        let mut probed: HashMap<(u16, u32), Probed> = HashMap::new();
-        let mut missing = 0;
-        while self.queue.buffers().left() > 1
-            && let Some((member, zone)) = self.unknown.front().copied()
-        {
-            self.unknown.pop_front();
-            if self.members[usize::from(member)].reads_off {
-                continue;
-            }
-            probed.insert((member, zone), Probed::default());
-            missing += self.probe(member, zone);
-        }
-        while missing > 0 {
-            for ended in self.queue.poll(Duration::from_millis(100)) {
-                let Purpose::Probe { member, zone, trailer } = ended.purpose else {
-                    self.settle(ended);
-                    continue;
-                };
-                missing -= 1;
-                let bytes = ended.buffer.as_ref().filter(|_| ended.result.is_ok());
-                let bytes = bytes.map(|buffer| buffer[..ended.extent.bytes].to_vec());
-                let probe = probed.entry((member, zone)).or_default();
-                *(if trailer { &mut probe.trailer } else { &mut probe.head }) = bytes;
-                self.note_read(member, &ended.result);
-                if let Some(buffer) = ended.buffer {
-                    self.queue.buffers().give(buffer);
+    pub fn recover_some(&mut self, wait: Duration) -> Progress {
+        if self.is_recovering() {
+            (0..self.members.len() as u16).for_each(|member| self.probe_some(member));
+            self.pump(wait);
+            let seen = self.probed.iter().filter(|(_, probed)| probed.missing == 0);
+            let seen: Vec<_> = seen.map(|(at, _)| *at).collect();
+            for (member, zone) in seen {
+                if let Some(probed) = self.probed.remove(&(member, zone)) {
+                    self.recover_zone(member, zone, &probed);
                 }
             }
-        }
-        for ((member, zone), probed) in probed {
-            self.recover_zone(member, zone, &probed);
-        }
-        if self.unknown.is_empty() {
-            self.resume_filling();
+            if !self.is_recovering() {
+                self.resume_filling();
+            }
         }
         self.progress()
+    }
+
+    /// Whether zones are left that were not looked at.
+    pub(super) fn is_recovering(&self) -> bool {
+        !self.probed.is_empty() || self.unknown.iter().any(|zones| !zones.is_empty())
     }
 
     /// How far recovery is.
     pub fn progress(&self) -> Progress {
         let zones = self.members.iter().map(|member| member.zones.len()).sum::<usize>();
-        Progress { zones_done: zones - self.unknown.len(), zones }
+        let unknown = self.unknown.iter().map(VecDeque::len).sum::<usize>() + self.probed.len();
+        Progress { zones_done: zones - unknown, zones }
+    }
+
+    /// Start to look at zones of a directory, as far as its own buffers reach: one that hangs keeps none of the others'.
+    fn probe_some(&mut self, member: u16) {
+        let at = usize::from(member);
+        if self.members[at].reads_off {
+            self.unknown[at].clear();
+        }
+        while self.members[at].writes_out + 2 <= self.options.write_buffers()
+            && let Some(zone) = self.unknown[at].pop_front()
+        {
+            let missing = self.probe(member, zone);
+            self.probed.insert((member, zone), Probed { missing, ..Probed::default() });
+        }
     }
 
     /// Start to read the two ends of a zone. Returns how many reads were started.
-    fn probe(&mut self, member: u16, zone: u32) -> usize {
-        let geometry = self.members[usize::from(member)].geometry();
+    fn probe(&mut self, member: u16, zone: u32) -> u32 {
+        let geometry = self.member(member).geometry();
         let head = HEAD_BYTES.max(geometry.block_bytes);
         let last = geometry.zone_blocks() - 1;
         let ends = [(false, 0, head), (true, last, geometry.block_bytes)];
         let mut started = 0;
         for (trailer, block, bytes) in ends {
             let Some(buffer) = self.queue.buffers().take() else { break };
-            let extent = self.members[usize::from(member)].extent(zone, block, bytes);
+            let extent = self.member(member).extent(zone, block, bytes);
+            self.members[usize::from(member)].writes_out += 1;
             self.queue.start(Purpose::Probe { member, zone, trailer }, Direction::Read, extent, buffer);
             started += 1;
         }
         started
+    }
+
+    pub(super) fn probe_ended(&mut self, member: u16, zone: u32, trailer: bool, ended: Ended<Purpose>) {
+        self.note_read(member, &ended.result);
+        if let Some(probed) = self.probed.get_mut(&(member, zone)) {
+            probed.missing -= 1;
+            let bytes = ended.buffer.as_ref().filter(|_| ended.result.is_ok());
+            let bytes = bytes.map(|buffer| buffer[..ended.extent.bytes].to_vec());
+            *(if trailer { &mut probed.trailer } else { &mut probed.head }) = bytes;
+        }
+        if let Some(buffer) = ended.buffer {
+            self.members[usize::from(member)].writes_out -= 1;
+            self.queue.buffers().give(buffer);
+        }
     }
 
     pub(super) fn note_read(&mut self, member: u16, result: &std::io::Result<()>) {
@@ -207,7 +225,7 @@ impl<T: ReadTarget> Store<T> {
     /// Read and wait. `None` if that failed.
     fn read_now(&mut self, member: u16, zone: u32, block: u32, bytes: usize) -> Option<Vec<u8>> {
         let mut read = Vec::with_capacity(bytes);
-        while read.len() < bytes {
+        while read.len() < bytes && !self.member(member).reads_off {
             let buffer = self.queue.buffers().take()?;
             let step = (bytes - read.len()).min(self.options.chunk_bytes);
             let mut extent = self.members[usize::from(member)].extent(zone, block, step);
@@ -219,7 +237,7 @@ impl<T: ReadTarget> Store<T> {
             self.queue.buffers().give(buffer);
             result.ok()?;
         }
-        Some(read)
+        (read.len() == bytes).then_some(read)
     }
 
     /// Go on where the newest zone of each directory ends.

@@ -13,6 +13,7 @@ use super::member::{Filling, Member};
 use super::options::StoreOptions;
 use super::queue::{Ended, Queue};
 use super::reader::{ReadOutcome, ReadState, ReadTarget};
+use super::recover::Probed;
 use super::writer::Pending;
 use crate::error::{Error, Result};
 
@@ -25,8 +26,8 @@ pub enum Event<T> {
     Written(Ticket),
     /// A record that was queued is not there: a write failed.
     Lost(Ticket),
-    /// A read has ended; the target comes back unless it was cancelled.
-    Read(Ticket, Option<T>, ReadOutcome),
+    /// A read has ended; the target comes back.
+    Read(Ticket, T, ReadOutcome),
 }
 
 /// What an operation of the queue is for.
@@ -38,7 +39,9 @@ pub(super) enum Purpose {
     Probe { member: u16, zone: u32, trailer: bool },
     /// Bytes of a record, from `position` on.
     Piece { ticket: Ticket, position: usize },
-    /// Bytes of several records.
+    /// Bytes of several records that are read with one operation.
+    Joined { number: u64 },
+    /// Bytes of several records that are written.
     Chunk { number: u64 },
     /// Header of a record that is being checked.
     Look { number: usize },
@@ -59,12 +62,16 @@ pub struct Store<T: ReadTarget> {
     pub(super) queue: Queue<Purpose>,
     pub(super) members: Vec<Member>,
     pub(super) index: IndexView,
-    /// Zones that recovery has not seen: member, next zone.
-    pub(super) unknown: VecDeque<(u16, u32)>,
+    /// Of each member: zones that recovery has not looked at.
+    pub(super) unknown: Vec<VecDeque<u32>>,
+    /// Zones whose ends are being read: member, zone.
+    pub(super) probed: HashMap<(u16, u32), Probed>,
     /// Of each member: the zone to go on filling.
     pub(super) newest: Vec<Option<Filling>>,
     pub(super) reads: HashMap<Ticket, ReadState<T>>,
     pub(super) reading: HashMap<u64, Ticket>,
+    /// Reads that are on their way together, each with its bytes.
+    pub(super) joined: HashMap<u64, Vec<(Ticket, usize)>>,
     /// Reads of each member whose pieces are not all started.
     pub(super) waiting: Vec<VecDeque<Ticket>>,
     pub(super) pending: HashMap<Ticket, Pending>,
@@ -72,7 +79,7 @@ pub struct Store<T: ReadTarget> {
     pub(super) chunks: HashMap<u64, ChunkSent>,
     pub(super) counters: Counters,
     pub(super) events: Vec<Event<T>>,
-    /// Tickets and chunk numbers.
+    /// Tickets, and numbers of chunks and of joined reads.
     pub(super) next: u64,
     /// The generation of the superblocks when this process had opened them: never that of another.
     pub(super) session: u64,
@@ -143,9 +150,11 @@ impl<T: ReadTarget> Store<T> {
     pub(super) fn settle(&mut self, ended: Ended<Purpose>) {
         match ended.purpose {
             Purpose::Piece { ticket, position } => self.piece_ended(ticket, position, ended),
+            Purpose::Joined { number } => self.joined_ended(number, ended),
             Purpose::Chunk { number } => self.chunk_ended(number, ended),
             Purpose::Summary { member, zone } => self.summary_ended(member, zone, ended),
-            Purpose::Alone | Purpose::Probe { .. } | Purpose::Look { .. } => {
+            Purpose::Probe { member, zone, trailer } => self.probe_ended(member, zone, trailer, ended),
+            Purpose::Alone | Purpose::Look { .. } => {
                 if let Some(buffer) = ended.buffer {
                     self.queue.buffers().give(buffer);
                 }
@@ -156,6 +165,7 @@ impl<T: ReadTarget> Store<T> {
     /// The directory writes no more, and reads no more if `altogether`; said once.
     pub(super) fn turn_off(&mut self, member: u16, altogether: bool, why: &std::io::Error) {
         let member = &mut self.members[usize::from(member)];
+        member.hung |= why.kind() == std::io::ErrorKind::TimedOut;
         if member.writes_off && (member.reads_off || !altogether) {
             return;
         }
@@ -166,20 +176,19 @@ impl<T: ReadTarget> Store<T> {
         log::warn!("pegaflow: the SSD cache {} {what}, serving goes on without it: {why}", member.path.display());
     }
 
-    /// Forget all records of a namespace, for good: when this returns, no crash brings them back. Blocks on the disks.
-    /// Directories that could not be read at the start are left out, and those that are read no more may fail, as long
-    /// as one takes it: what they have is forgotten wherever they are opened with that one.
+    /// Forget all records of a namespace, for good: when this returns, no crash brings them back. Blocks on the disks,
+    /// each of which is given up like in any operation. Directories that could not be read at the start or have hung
+    /// are left out, and those that are read no more may fail, as long as one takes it: what they have is forgotten
+    /// wherever they are opened with that one.
     pub fn forget(&mut self, fingerprint: &super::Fingerprint) -> Result<()> {
         self.index.write().epochs.raise(fingerprint);
+        let known: Vec<u16> = (0..self.members.len() as u16).filter(|at| !self.member(*at).zones.is_empty()).collect();
         let (mut written, mut failed, mut needed) = (0, None, None);
-        for at in 0..self.members.len() {
-            if self.members[at].zones.is_empty() {
-                continue;
-            }
-            match self.write_superblock(at as u16) {
+        for (at, result) in self.write_superblocks(&known) {
+            match result {
                 Ok(()) => written += 1,
                 // Without this one nothing is forgotten that it has.
-                Err(error) if !self.members[at].reads_off => needed = Some(error),
+                Err(error) if !self.member(at).reads_off => needed = Some(error),
                 Err(error) => failed = Some(error),
             }
         }
@@ -195,13 +204,12 @@ impl<T: ReadTarget> Store<T> {
             self.seal_for_close(member);
         }
         self.settle_writes();
-        for member in &self.members {
-            if !member.writes_off
-                && let Err(error) = self.queue.sync(member.file)
-            {
-                let text = format!("cannot write the end of {}: {error}", member.path.display());
-                return Err(Error::new(crate::ErrorKind::Device, text));
-            }
+        let written: Vec<u16> = (0..self.members.len() as u16).filter(|at| !self.member(*at).writes_off).collect();
+        for (at, result) in self.sync(&written) {
+            result.map_err(|error| {
+                let text = format!("cannot write the end of {}: {error}", self.member(at).path.display());
+                Error::new(crate::ErrorKind::Device, text)
+            })?;
         }
         Ok(())
     }
@@ -211,6 +219,10 @@ impl<T: ReadTarget> Store<T> {
         while !self.chunks.is_empty() || self.members.iter().flat_map(|member| &member.zones).any(|z| z.writes > 0) {
             self.pump(Duration::from_millis(100));
         }
+    }
+
+    pub(super) fn member(&self, at: u16) -> &Member {
+        &self.members[usize::from(at)]
     }
 
     pub(super) fn number(&mut self) -> u64 {

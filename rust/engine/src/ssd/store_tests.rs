@@ -12,8 +12,7 @@ fn blocks(range: std::ops::Range<u64>) -> Vec<Block> {
     range.map(Block::new).collect()
 }
 
-const LATE_AND_SHORT: Faults =
-    Faults { short: 30, late: 30, read_error: 0, write_error: 0, full: false, hang: false, broken: None, panic: false };
+const LATE_AND_SHORT: Faults = Faults { short: 30, late: 30, ..Faults::NONE };
 
 #[test]
 fn what_was_written_is_read_again_before_and_after_a_clean_stop() {
@@ -97,9 +96,9 @@ fn a_record_is_written_and_read_once_at_a_time() {
     assert_eq!(fixture.write(&mut store, &block), WriteStart::Present);
     let ReadStart::Started(first) = fixture.start_read(&mut store, &block) else { panic!() };
     assert!(matches!(fixture.start_read(&mut store, &block), ReadStart::Already(ticket, _) if ticket == first));
-    store.cancel(first);
+    assert!(!store.cancel(first), "it was started");
     let events = settle(&mut store);
-    assert!(matches!(events[..], [Event::Read(ticket, None, _)] if ticket == first));
+    assert!(matches!(events[..], [Event::Read(ticket, _, ReadOutcome::Whole)] if ticket == first));
     assert_eq!(fixture.read(&mut store, &block), Some(ReadOutcome::Whole));
 }
 
@@ -198,7 +197,7 @@ fn a_disk_that_hangs_costs_misses_and_nothing_else() {
     let started = started.count();
     let mut ended = 0;
     while ended < started {
-        let failed = |event: &Event<_>| matches!(event, Event::Read(_, Some(_), ReadOutcome::Failed));
+        let failed = |event: &Event<_>| matches!(event, Event::Read(_, _, ReadOutcome::Failed));
         ended += store.poll(Duration::from_millis(1)).iter().filter(|event| failed(event)).count();
     }
     assert!(store.is_off());
@@ -206,6 +205,107 @@ fn a_disk_that_hangs_costs_misses_and_nothing_else() {
     // The answers come after all: their buffers come back and nothing else happens.
     fixture.disk.set(Faults::default());
     assert!(settle(&mut store).is_empty());
+}
+
+#[test]
+fn a_directory_that_hangs_during_recovery_keeps_none_of_the_others() {
+    let long = Duration::from_secs(3600);
+    for (hang_max, disks) in [(long, 2), (Duration::from_millis(20), 2), (Duration::from_millis(20), 5)] {
+        let mut fixture = Fixture::new(disks, 15);
+        fixture.options.hang_max = hang_max;
+        let blocks = blocks(0..20 * disks as u64);
+        let mut store = fixture.recovered();
+        fixture.write_through(&mut store, &blocks);
+        store.close().unwrap();
+        let mut store = fixture.open().unwrap();
+        fixture.disk.set(Faults { hangs: Some(0), ..Faults::NONE });
+        while store.progress().zones_done < 8 * (disks - 1) {
+            store.recover_some(Duration::from_millis(1));
+        }
+        let others = fixture.count_whole(&mut store, &blocks);
+        assert!(others > 0 && others < blocks.len(), "{others}");
+        if hang_max == long {
+            assert_eq!(fixture.write(&mut store, &Block::new(999)), WriteStart::Busy);
+            fixture.disk.set(Faults::NONE);
+            store.recover();
+            assert_eq!(fixture.count_whole(&mut store, &blocks), blocks.len());
+            continue;
+        }
+        store.recover();
+        assert_eq!((store.is_off(), store.counters().turned_off), (false, 1));
+        let more = (999..1010).map(Block::new).collect::<Vec<_>>();
+        fixture.write_through(&mut store, &more);
+        assert_eq!(fixture.count_whole(&mut store, &more), more.len());
+        assert_eq!(fixture.count_whole(&mut store, &blocks), others);
+    }
+}
+
+#[test]
+fn forgetting_ends_though_a_disk_never_answers_and_is_final_on_all_others() {
+    let mut fixture = Fixture::new(3, 16);
+    fixture.options.hang_max = Duration::from_millis(20);
+    let written = blocks(0..60);
+    let mut store = fixture.recovered();
+    fixture.write_through(&mut store, &written);
+    fixture.disk.set(Faults { hangs: Some(1), ..Faults::NONE });
+    for namespace in [1, 2] {
+        store.forget(&[namespace; 32]).unwrap();
+        assert_eq!(store.counters().turned_off, 1);
+    }
+    drop(store);
+    fixture.disk.set(Faults::NONE);
+    fixture.disk.crash();
+    let mut store = fixture.recovered();
+    let (kept, forgotten): (Vec<Block>, Vec<Block>) = written.iter().partition(|block| block.namespace == 0);
+    assert_eq!(fixture.count_whole(&mut store, &forgotten), 0);
+    assert!(fixture.count_whole(&mut store, &kept) > 0);
+    // Where none of them syncs, nothing is forgotten, and nothing is served any more.
+    fixture.disk.set(Faults { sync_hangs: true, ..Faults::NONE });
+    store.forget(&[0; 32]).unwrap_err();
+    assert!(store.is_off());
+    store.close().unwrap();
+}
+
+#[test]
+fn small_records_side_by_side_are_read_together_and_each_counts_for_itself() {
+    let mut fixture = Fixture::new(1, 17);
+    fixture.bytes_max = 300;
+    let (blocks, bad) = (blocks(0..40), Block::new(20));
+    let mut store = fixture.recovered();
+    fixture.write_through(&mut store, &blocks);
+    let part = bad.parts(300).into_iter().max_by_key(Vec::len).unwrap();
+    fixture.disk.damage(0, |bytes, _| {
+        let at = bytes.windows(part.len()).position(|window| window == part).unwrap();
+        bytes[at] ^= 1;
+    });
+    let before = fixture.disk.reads();
+    let started: Vec<_> = blocks.iter().map(|block| (fixture.start_read(&mut store, block), block)).collect();
+    for event in settle(&mut store) {
+        let Event::Read(ended, target, outcome) = event else { panic!() };
+        let asked = |(start, _): &&(ReadStart<_>, _)| matches!(start, ReadStart::Started(ticket) if *ticket == ended);
+        let block = started.iter().find(asked).unwrap().1;
+        assert_eq!(outcome, if *block == bad { ReadOutcome::Damaged } else { ReadOutcome::Whole }, "{block:?}");
+        assert!(*block == bad || target.0 == block.parts(300), "wrong bytes of {block:?}");
+    }
+    assert_eq!((store.counters().records_read, store.counters().reads_damaged), (39, 1));
+    assert!(fixture.disk.reads() - before < 20, "{} reads", fixture.disk.reads() - before);
+}
+
+#[test]
+fn a_read_that_has_not_begun_can_be_cancelled() {
+    let fixture = Fixture::new(1, 18);
+    let mut store = fixture.recovered();
+    let blocks = blocks(0..30);
+    fixture.write_through(&mut store, &blocks);
+    let mut cancelled = 0;
+    for block in &blocks {
+        let ReadStart::Started(ticket) = fixture.start_read(&mut store, block) else { panic!() };
+        cancelled += usize::from(store.cancel(ticket));
+        assert!(!store.cancel(ticket), "it is over, or was begun");
+    }
+    assert!(cancelled > 0);
+    assert_eq!(settle(&mut store).len(), blocks.len() - cancelled);
+    assert_eq!(fixture.count_whole(&mut store, &blocks), blocks.len(), "nothing is lost by that");
 }
 
 #[test]
@@ -249,7 +349,7 @@ fn lookups_are_served_while_recovery_runs() {
     assert_eq!(fixture.write(&mut store, &Block::new(99)), WriteStart::Busy);
     let mut seen = vec![store.view().records()];
     while store.progress().zones_done < store.progress().zones {
-        store.recover_some();
+        store.recover_some(Duration::from_millis(1));
         seen.push(fixture.count_whole(&mut store, &blocks));
     }
     assert!(seen.len() > 2 && seen.is_sorted() && seen[1] > 0, "{seen:?}");

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::file::{claim_space, sync_data};
+use super::file::claim_space_within;
 use super::io::{Completion, Direction, Io, Operation};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -76,6 +76,7 @@ fn transfer(files: &[File], operation: &mut Operation) -> io::Result<usize> {
     match operation.direction {
         Direction::Read => file.read_at(bytes, operation.offset),
         Direction::Write => file.write_at(bytes, operation.offset),
+        Direction::Sync => file.sync_data().map(|()| 0),
     }
 }
 
@@ -94,12 +95,8 @@ impl Io for ThreadIo {
         }
     }
 
-    fn sync(&mut self, file: u32) -> io::Result<()> {
-        sync_data(&self.shared.files[file as usize])
-    }
-
-    fn resize(&mut self, file: u32, bytes: u64) -> io::Result<()> {
-        claim_space(&self.shared.files[file as usize], bytes)
+    fn resize(&mut self, file: u32, bytes: u64, limit: Duration) -> io::Result<()> {
+        claim_space_within(&self.shared.files[file as usize], bytes, limit)
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use io_uring::{IoUring, opcode, types};
 
 use super::buffer::Buffers;
-use super::file::{claim_space, sync_data};
+use super::file::claim_space_within;
 use super::io::{Completion, Direction, Io, Operation};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -60,6 +60,7 @@ impl UringIo {
             }
             (Direction::Read, false) => opcode::Read::new(target, address, bytes).offset(operation.offset).build(),
             (Direction::Write, false) => opcode::Write::new(target, address, bytes).offset(operation.offset).build(),
+            (Direction::Sync, _) => opcode::Fsync::new(target).flags(types::FsyncFlags::DATASYNC).build(),
         };
         // SAFETY: the file is open as long as the ring; the buffer is kept in `on_their_way` until the kernel has
         // answered, and is leaked with its arena if it never does.
@@ -136,12 +137,8 @@ impl Io for UringIo {
         self.collect(done);
     }
 
-    fn sync(&mut self, file: u32) -> io::Result<()> {
-        sync_data(&self.files[file as usize])
-    }
-
-    fn resize(&mut self, file: u32, bytes: u64) -> io::Result<()> {
-        claim_space(&self.files[file as usize], bytes)
+    fn resize(&mut self, file: u32, bytes: u64, limit: Duration) -> io::Result<()> {
+        claim_space_within(&self.files[file as usize], bytes, limit)
     }
 }
 
@@ -176,7 +173,7 @@ mod tests {
             let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
             let mut buffers = Buffers::new(1, 4096);
             let Ok(mut io) = UringIo::new(vec![file.try_clone().unwrap()], 1, &buffers) else { return };
-            io.resize(0, 4096).unwrap();
+            io.resize(0, 4096, Duration::from_secs(10)).unwrap();
             let mut buffer = buffers.take().unwrap();
             buffer.fill(7);
             io.submit(Operation { token: 1, file: 0, direction: Direction::Write, offset: 0, buffer, range: 0..4096 });

@@ -61,7 +61,7 @@ impl<T: ReadTarget> Store<T> {
         if self.is_forked() {
             return WriteStart::Off;
         }
-        if !self.unknown.is_empty() {
+        if self.is_recovering() {
             return WriteStart::Busy;
         }
         let Some(member) = self.member_for_writing() else { return WriteStart::Off };

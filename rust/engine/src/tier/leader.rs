@@ -191,7 +191,7 @@ impl Session<'_> {
     }
 
     fn recover(&mut self) {
-        let progress = self.store.recover_some();
+        let progress = self.store.recover_some(BUSY_PAUSE);
         let header = self.segment.header();
         header.zones_done.store(progress.zones_done as u64, Relaxed);
         header.zones.store(progress.zones as u64, Relaxed);

@@ -202,6 +202,7 @@ impl Requests {
         if step != Some(Step::Taken) {
             // Nobody waits for it: what is on its way still comes into memory, in order.
             request.wish.keys.truncate(request.looked);
+            self.cancel_last(request, tools);
         }
         let served = tools.segment.served(tools.core, request.wish.namespace, &request.known.origin);
         let Some(served) = served.filter(|_| !late) else {
@@ -218,8 +219,38 @@ impl Requests {
         true
     }
 
+    /// Nobody waits for a request: it ends before the last of its reads that have not begun.
+    fn cancel_last(&mut self, request: &mut Request, tools: &mut Tools<'_>) {
+        while let Some((key, ticket)) = request.attached.last().copied() {
+            let name = (request.wish.namespace, key);
+            if let Some(job) = self.jobs.get_mut(&name).filter(|job| job.ticket == ticket) {
+                if job.wanted > 1 {
+                    job.wanted -= 1;
+                } else if !self.cancel(&name, ticket, tools) {
+                    return;
+                }
+            }
+            request.attached.pop();
+            if let Some(place) = request.wish.keys.iter().rposition(|wished| *wished == key) {
+                request.wish.keys.truncate(place.max(request.cursor));
+            }
+        }
+    }
+
+    /// End a job that nobody waits for. `false`: its read has begun, and its block stays useful.
+    fn cancel(&mut self, name: &(Namespace, Key), ticket: Ticket, tools: &mut Tools<'_>) -> bool {
+        if !tools.store.cancel(ticket) {
+            return false;
+        }
+        self.tickets.remove(&ticket);
+        if let Some(job) = self.remove_job(name) {
+            tools.core.abort(&[job.block]);
+        }
+        true
+    }
+
     /// `true`: it stays until its blocks are leased by who asked.
-    fn answer(&mut self, request: &mut Request, tools: &Tools<'_>) -> bool {
+    fn answer(&mut self, request: &mut Request, tools: &mut Tools<'_>) -> bool {
         let waited = request.since.elapsed().as_millis() as u64;
         tools.segment.header().raise(Counter::ReadWaitMsMax, waited);
         request.answered = true;
@@ -412,15 +443,18 @@ impl Requests {
         self.remove_job(&name);
     }
 
-    /// Give up what a request holds. Blocks that nobody waits for any more are published as they come.
-    fn let_go(&mut self, request: &mut Request, tools: &Tools<'_>) {
+    /// Give up what a request holds. What nobody waits for any more is published as it comes, or not read at all if its
+    /// read has not begun.
+    fn let_go(&mut self, request: &mut Request, tools: &mut Tools<'_>) {
         self.unhold(request, tools.core);
         for (key, ticket) in request.attached.drain(..) {
             let name = (request.wish.namespace, key);
             let Some(job) = self.jobs.get_mut(&name).filter(|job| job.ticket == ticket) else { continue };
             job.wanted = job.wanted.saturating_sub(1);
-            if job.wanted == 0 && job.loaded {
-                self.publish(name, tools.core, tools.segment);
+            match (job.wanted, job.loaded) {
+                (0, true) => self.publish(name, tools.core, tools.segment),
+                (0, false) => _ = self.cancel(&name, ticket, tools),
+                _ => {}
             }
         }
     }

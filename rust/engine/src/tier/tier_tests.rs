@@ -13,8 +13,7 @@ use crate::ssd::fake_disk::Faults;
 
 /// Slots of a pool that is soon full.
 const FEW: u64 = 64;
-const LATE: Faults =
-    Faults { late: 90, short: 0, read_error: 0, write_error: 0, full: false, hang: false, broken: None, panic: false };
+const LATE: Faults = Faults { late: 90, ..Faults::NONE };
 
 fn spilled(fixture: &Fixture, chain: &[crate::Key], slots: u64) -> Life {
     let life = Life::new(fixture, Admission::All, slots);
@@ -119,6 +118,34 @@ fn what_nobody_waits_for_any_more_comes_into_memory_all_the_same() {
 }
 
 #[test]
+fn reads_that_nobody_waits_for_and_that_have_not_begun_are_not_made() {
+    let (fixture, chain) = (Fixture::new(1, 23), keys(0..10));
+    drop(spilled(&fixture, &chain, FEW));
+    let life = Life::new(&fixture, Admission::All, FEW);
+    life.until_serving();
+    life.store_all(&keys(500..501), 1);
+    let (begun, bytes) = (u64::from(fixture.options.read_depth), super::fake_pool::PART_BYTES.iter().sum::<u64>());
+    let queued = |blocks: u64| until("queued reads", || life.count("queued_bytes") == blocks * bytes);
+    fixture.disk.set(Faults { hang: true, ..Faults::NONE });
+    let ask = |count: usize| life.pool.prefetch(life.ns, &chain[..count], None, true).unwrap().unwrap();
+    let request = ask(10);
+    queued(10);
+    let other = ask(6);
+    until("a second request", || life.count("read_joined") == 6);
+    drop(request);
+    // What the other waits for is left.
+    queued(6);
+    drop(other);
+    queued(begun);
+    fixture.disk.set(Faults::NONE);
+    until("the rest in memory", || life.pool.lookup(life.ns, &chain, 0).unwrap() as u64 == begun);
+    assert_eq!(life.count("read_blocks"), begun);
+    life.assert_clean();
+    assert_eq!(life.fetch(&chain), Some(chain.len()), "nothing is lost by that");
+    life.check(&chain, |_, nonce| nonce == 1);
+}
+
+#[test]
 fn a_full_board_is_a_miss_at_once_and_has_room_again() {
     let (fixture, chain) = (Fixture::new(1, 7), keys(0..4));
     drop(spilled(&fixture, &chain, FEW));
@@ -187,8 +214,11 @@ fn a_dead_disk_turns_the_tier_off_and_saves_and_loads_go_on() {
         life.store_all(&fresh, 2);
         assert_eq!(life.check(&fresh, |_, nonce| nonce == 2), fresh.len());
         until("an answer", || request.poll().is_some());
+        let mut next = chain.iter().cycle();
         until("the end of the tier", || {
-            drop(life.pool.prefetch(life.ns, &chain, None, true).unwrap());
+            // What was not to be read is not asked for again.
+            drop(life.pool.prefetch(life.ns, &[*next.next().unwrap()], None, true).unwrap());
+            std::thread::sleep(Duration::from_millis(2));
             life.state() == TierState::Off
         });
         assert_eq!(life.on_ssd(&chain), 0);
@@ -200,6 +230,22 @@ fn a_dead_disk_turns_the_tier_off_and_saves_and_loads_go_on() {
         assert_eq!(life.pool.reset(life.ns).unwrap_err().kind(), ErrorKind::Busy, "the files could not forget");
         assert_eq!(life.pool.lookup(life.ns, &fresh, 0).unwrap(), 0);
     }
+}
+
+#[test]
+fn a_sync_that_never_ends_turns_the_tier_off_and_no_reset_waits_for_it() {
+    let mut fixture = Fixture::new(1, 24);
+    fixture.options.hang_max = Duration::from_millis(300);
+    let (chain, fresh) = (keys(0..8), keys(50..60));
+    let life = spilled(&fixture, &chain, FEW);
+    fixture.disk.set(Faults { sync_hangs: true, ..Faults::NONE });
+    assert_eq!(life.pool.reset(life.ns).unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(life.pool.lookup(life.ns, &chain, 0).unwrap(), 0, "in memory they are gone at once");
+    until("the end of the tier", || life.state() == TierState::Off);
+    assert!(life.pool.prefetch(life.ns, &chain, None, true).unwrap().is_none());
+    life.store_all(&fresh, 2);
+    assert_eq!(life.check(&fresh, |_, nonce| nonce == 2), fresh.len());
+    life.assert_clean();
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn read_all(store: &mut Store<Slot>, records: u64, block: &[u8], slots: usize) {
             next += 1;
         }
         for event in store.poll(Duration::from_millis(100)) {
-            let Event::Read(_, Some(slot), ReadOutcome::Whole) = event else { panic!("a read failed") };
+            let Event::Read(_, slot, ReadOutcome::Whole) = event else { panic!("a read failed") };
             free.push(slot);
             ended += 1;
         }
