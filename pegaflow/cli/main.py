@@ -10,6 +10,7 @@ import click
 
 from pegaflow import _native
 from pegaflow.cli.doctor import doctor
+from pegaflow.cli.exporter import exporter
 from pegaflow.cli.gc import gc
 from pegaflow.cli.inspect import inspect
 from pegaflow.cli.output import printable
@@ -116,6 +117,7 @@ def cli(ctx: click.Context) -> None:
       pegaflow gc --dry-run           what a clean-up would remove
       pegaflow rm default             remove a pool that nobody uses
       pegaflow ssd inspect DIR        cache files on SSD; also: ssd verify, ssd rm
+      pegaflow exporter               metrics of all pools for Prometheus
       pegaflow replay trace.jsonl     how much a cache of some size would find
 
     Every command has --json for programs. Exit codes: 0 fine, 1 failure or problems found, 2 wrong usage.
@@ -124,5 +126,5 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (doctor, pools, inspect, verify, gc, rm, ssd, replay):
+for command in (doctor, pools, inspect, verify, gc, rm, ssd, exporter, replay):
     cli.add_command(command)

@@ -1,0 +1,96 @@
+"""``pegaflow exporter``: metrics of the pools of this host over HTTP."""
+
+import socket
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import click
+
+from pegaflow.cli.options import shm_dir_option
+
+PORT_DEFAULT = 9091
+"""That of PegaFlow with a server."""
+
+REQUEST_SECONDS_MAX = 10.0
+"""Clients that send nothing for so long are cut off, since they are served one after the other."""
+
+
+@click.command(short_help="Metrics of the pools of this host for Prometheus.")
+@click.option(
+    "--listen",
+    default=f"127.0.0.1:{PORT_DEFAULT}",
+    show_default=True,
+    metavar="ADDRESS:PORT",
+    help="Where to answer; port 0 takes any that is free.",
+)
+@shm_dir_option
+def exporter(listen: str, shm_dir: str) -> None:
+    """Answer GET /metrics with what is in the pools below DIR, as Prometheus reads it, until it is interrupted.
+
+    The pools are looked at when somebody asks, at most once a second; the exporter attaches to none of them, and none
+    needs it. Names and labels of models and processes are among the answers: everybody who can reach the address reads
+    them.
+
+    \b
+    Examples:
+      pegaflow exporter
+      pegaflow exporter --listen 10.0.0.5:9091
+      pegaflow exporter --listen '[::1]:9091' --shm-dir /mnt/shm
+    """
+    try:
+        # Here, so that all other commands do without the library.
+        from prometheus_client import CollectorRegistry, make_wsgi_app
+
+        from pegaflow.exporter import PoolCollector
+    except ImportError:
+        raise click.ClickException("the exporter needs prometheus-client: pip install 'pegaflow[exporter]'") from None
+    registry = CollectorRegistry()
+    registry.register(PoolCollector(shm_dir))
+    host, port = _address(listen)
+    server_class = _Server6 if ":" in host else _Server
+    with make_server(host, port, make_wsgi_app(registry), server_class, _Handler) as server:
+        click.echo(f"Metrics of the pools in {shm_dir}: http://{_shown(host)}:{server.server_port}/metrics")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            click.echo("Stopped.")
+
+
+class _Server(WSGIServer):
+    allow_reuse_address = True
+
+    def server_bind(self) -> None:
+        # The base class asks a name server who we are, which may take long.
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_SECONDS_MAX
+
+    def log_message(self, *_what: object) -> None:
+        """Say nothing of each request."""
+
+    def address_string(self) -> str:
+        """The address as it is, without asking a name server."""
+        return str(self.client_address[0])
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.strip().rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(
+            f"{listen!r} is not an address and a port such as 127.0.0.1:{PORT_DEFAULT} or [::1]:{PORT_DEFAULT}",
+            param_hint="--listen",
+        )
+    return host, int(port)
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,162 @@
+"""Metrics of the pools of a host for Prometheus, read from the pools themselves whenever they are asked for.
+
+The names are those of PegaFlow with a server where they mean the same. Whoever asks attaches to no pool and changes
+nothing; what one process counts for itself is in vLLM's own metrics (``vllm:pega_*``).
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pegaflow.errors import PegaFlowError
+from pegaflow.shm.pool import SHM_DIR_DEFAULT, inspect_pool, list_pools
+from pegaflow.shm.report import InspectReport, PoolListing, TierReport
+
+FRESH_SECONDS = 1.0
+"""Answers younger than this are given again: a look at a large pool reads all of its slot headers."""
+
+Value = tuple[tuple[str, ...], float]
+
+_POOL = ("pool",)
+_SPACE = ("pool", "namespace", "group", "model")
+_PROCESS = ("pool", "row", "label")
+
+_GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "pool_readable": ("1 if the pool can be looked at, 0 if it is refused or not complete yet.", _POOL),
+    "pool_capacity_bytes": ("Bytes of all segments that may exist.", _POOL),
+    "pool_used_bytes": ("Bytes of all segments that exist.", _POOL),
+    "pool_slots": ("Slots that belong to a segment, whatever their state.", _POOL),
+    "pool_processes": ("Processes that hold the pool open, by whether they are alive.", ("pool", "state")),
+    "pool_idle_seconds": ("Time since the pool was last used.", _POOL),
+    "cache_resident_blocks": ("Blocks that can be found in memory.", _SPACE),
+    "cache_resident_bytes": ("Bytes of these blocks.", _SPACE),
+    "cache_slots": ("Slots for blocks of this kind, free ones included.", _SPACE),
+    "inflight_blocks": ("Blocks that are being written.", _SPACE),
+    "quarantined_blocks": ("Slots that wait until nothing can write them any more.", _SPACE),
+    "leases": ("Leases on blocks, of living and dead processes.", _SPACE),
+    "namespace_resets": ("How often blocks of this model were invalidated.", _SPACE),
+    "process_share_bytes": ("What others do not take from an instance.", _PROCESS),
+    "process_used_bytes": ("Blocks that an instance used last.", _PROCESS),
+    "process_leases": ("Leases of a process.", _PROCESS),
+    "process_reserved_blocks": ("Blocks that a process is writing.", _PROCESS),
+    "ssd_serving": ("1 while a process reads and writes the SSD cache for all.", _POOL),
+    "ssd_resident_blocks": ("Blocks that can be found on SSD.", _POOL),
+    "ssd_recovery_zones": ("Zones of the files that were looked at since they were opened.", _POOL),
+    "ssd_zones": ("Zones of the files.", _POOL),
+    "ssd_prefetch_inflight_bytes": ("Bytes that were asked for and are not in memory yet.", _POOL),
+    "ssd_prefetch_throughput_bytes_per_second": ("Bandwidth of reads of late.", _POOL),
+    "ssd_read_wait_seconds_max": ("Longest time from a request to its answer.", _POOL),
+}
+_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ssd_write_blocks": ("Blocks that were written to SSD.", _POOL),
+    "ssd_write_bytes": ("Bytes that were written to SSD.", _POOL),
+    "ssd_prefetch_success": ("Blocks that were read from SSD.", _POOL),
+    "ssd_prefetch_bytes": ("Bytes that were read from SSD.", _POOL),
+    "ssd_prefetch_joined": ("Blocks that were asked for while they were being read for somebody else.", _POOL),
+    "ssd_prefetch_failures": ("Blocks that could not be read, by reason.", ("pool", "reason")),
+    "ssd_dropped_blocks": ("Blocks that were evicted from memory and were not on SSD.", _POOL),
+    "ssd_turned_off": ("Directories that were turned off since their disks failed.", _POOL),
+}
+
+
+class PoolCollector(Collector):
+    """All pools below a directory. One look serves everybody who asks within a second."""
+
+    def __init__(self, shm_dir: str = SHM_DIR_DEFAULT) -> None:
+        self._shm_dir = shm_dir
+        self._lock = threading.Lock()
+        self._looked_at = float("-inf")
+        self._known: list[Metric] = []
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics as they are now."""
+        with self._lock:
+            if time.monotonic() - self._looked_at >= FRESH_SECONDS:
+                self._known = list(_metrics(self._shm_dir))
+                self._looked_at = time.monotonic()
+            return self._known
+
+    def describe(self) -> Iterable[Metric]:
+        """Their names, without a look at any pool."""
+        return _families().values()
+
+
+def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
+    made: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+    for name, (text, labels) in _GAUGES.items():
+        made[name] = GaugeMetricFamily(f"pegaflow_{name}", text, labels=labels)
+    for name, (text, labels) in _COUNTERS.items():
+        made[name] = CounterMetricFamily(f"pegaflow_{name}", text, labels=labels)
+    return made
+
+
+def _metrics(shm_dir: str) -> Iterable[Metric]:
+    families = _families()
+    for listing in list_pools(shm_dir):
+        for name, (labels, value) in _samples(listing):
+            families[name].add_metric(labels, value)
+    return families.values()
+
+
+def _samples(listing: PoolListing) -> Iterator[tuple[str, Value]]:
+    report = None
+    if listing.state == "ok":
+        try:
+            report = inspect_pool(listing.path)
+        except (PegaFlowError, OSError):
+            # It may be removed, or turn out to be damaged, between the two looks.
+            report = None
+    yield "pool_readable", ((listing.name,), float(report is not None))
+    if listing.idle_seconds is not None:
+        yield "pool_idle_seconds", ((listing.name,), listing.idle_seconds)
+    for state, count in (("alive", listing.processes_alive), ("dead", listing.processes_dead)):
+        if count is not None:
+            yield "pool_processes", ((listing.name, state), count)
+    if report is not None:
+        yield from _inside(report)
+
+
+def _inside(report: InspectReport) -> Iterator[tuple[str, Value]]:
+    pool = (report.name,)
+    yield "pool_capacity_bytes", (pool, report.bytes_max)
+    yield "pool_used_bytes", (pool, report.bytes_used)
+    yield "pool_slots", (pool, report.geometry.slots_used)
+    for space in report.namespaces:
+        labels = (report.name, space.fingerprint[:16], str(space.group), space.label)
+        yield "cache_resident_blocks", (labels, space.blocks_sealed)
+        yield "cache_resident_bytes", (labels, space.bytes_sealed)
+        yield "cache_slots", (labels, space.slots)
+        yield "inflight_blocks", (labels, space.blocks_reserved)
+        yield "quarantined_blocks", (labels, space.blocks_quarantined)
+        yield "leases", (labels, space.leases)
+        yield "namespace_resets", (labels, space.epoch)
+    for process in report.processes:
+        row = (report.name, str(process.row), process.label)
+        yield "process_share_bytes", (row, process.share_bytes)
+        yield "process_used_bytes", (row, process.used_bytes)
+        yield "process_leases", (row, process.leases)
+        yield "process_reserved_blocks", (row, process.reserved)
+    if report.ssd is not None:
+        yield from _tier(pool, report.ssd)
+
+
+def _tier(pool: tuple[str], tier: TierReport) -> Iterator[tuple[str, Value]]:
+    yield "ssd_serving", (pool, float(tier.state == "serving"))
+    yield "ssd_resident_blocks", (pool, tier.records)
+    yield "ssd_recovery_zones", (pool, tier.zones_done)
+    yield "ssd_zones", (pool, tier.zones)
+    yield "ssd_prefetch_inflight_bytes", (pool, tier.queued_bytes)
+    yield "ssd_prefetch_throughput_bytes_per_second", (pool, tier.read_bytes_per_second)
+    yield "ssd_read_wait_seconds_max", (pool, tier.read_wait_ms_max / 1000)
+    yield "ssd_write_blocks", (pool, tier.spilled_blocks)
+    yield "ssd_write_bytes", (pool, tier.spilled_bytes)
+    yield "ssd_prefetch_success", (pool, tier.read_blocks)
+    yield "ssd_prefetch_bytes", (pool, tier.read_bytes)
+    yield "ssd_prefetch_joined", (pool, tier.read_joined)
+    yield "ssd_prefetch_failures", ((*pool, "damaged"), tier.read_damaged)
+    yield "ssd_prefetch_failures", ((*pool, "failed"), tier.read_failed)
+    yield "ssd_dropped_blocks", (pool, tier.ssd_dropped)
+    yield "ssd_turned_off", (pool, tier.turned_off)

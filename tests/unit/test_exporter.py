@@ -1,0 +1,138 @@
+"""Metrics of pools over HTTP: what is in them, what cannot be looked at, and clients that do not behave."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from pegaflow.cli.main import cli
+from pegaflow.exporter import FRESH_SECONDS, PoolCollector
+from tests.unit.pool_processes import BLOCKS, PART_BYTES, keys, open_namespace, store
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture
+def exporter(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from pegaflow.cli import main; main()",
+            "exporter",
+            "--listen",
+            "127.0.0.1:0",
+            "--shm-dir",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    found = re.search(r"http://\S+", said)
+    assert found, said
+    yield process, found[0]
+    process.kill()
+    process.communicate()
+
+
+def samples_of(text: str) -> Samples:
+    families = text_string_to_metric_families(text)
+    return {(one.name, frozenset(one.labels.items())): one.value for family in families for one in family.samples}
+
+
+def ask(address: str) -> Samples:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        return samples_of(answer.read().decode())
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    """The one sample of that name with at least these labels."""
+    [found] = [number for (of, has), number in samples.items() if of == name and set(labels.items()) <= has]
+    return found
+
+
+def test_blocks_leases_and_processes_of_a_pool_are_among_the_metrics(
+    tmp_path: Path, exporter: tuple[subprocess.Popen[str], str]
+) -> None:
+    pool, namespace = open_namespace("default", str(tmp_path))
+    store(pool, namespace)
+    leased = namespace.lease(keys()[:2])
+    found = ask(exporter[1])
+    here = {"pool": "default"}
+    assert value(found, "pegaflow_pool_readable", **here) == 1
+    assert value(found, "pegaflow_cache_resident_blocks", **here) == BLOCKS
+    assert value(found, "pegaflow_cache_resident_bytes", **here) == BLOCKS * PART_BYTES
+    assert value(found, "pegaflow_leases", **here) == len(leased) == 2
+    assert value(found, "pegaflow_process_leases", **here) == 2
+    assert value(found, "pegaflow_pool_processes", state="alive", **here) == 1
+    assert value(found, "pegaflow_pool_capacity_bytes", **here) >= value(found, "pegaflow_pool_used_bytes", **here) > 0
+    pool.release(leased)
+    pool.close()
+
+
+def test_pool_that_is_refused_is_told_and_hides_no_other(tmp_path: Path) -> None:
+    pool, namespace = open_namespace("default", str(tmp_path))
+    store(pool, namespace)
+    other = tmp_path / f"pegaflow-v2-{os.geteuid()}-damaged"
+    other.mkdir(mode=0o700)
+    (other / "control").write_bytes(b"nothing of ours" * 1000)
+    metrics = {metric.name: metric for metric in PoolCollector(str(tmp_path)).collect()}
+    readable = {sample.labels["pool"]: sample.value for sample in metrics["pegaflow_pool_readable"].samples}
+    assert readable == {"default": 1, "damaged": 0}
+    pool.close()
+
+
+def test_a_pool_is_looked_at_once_however_many_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    looks = []
+    monkeypatch.setattr("pegaflow.exporter.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pegaflow.exporter.list_pools", lambda _directory: looks.append(1) or [])
+    collector = PoolCollector(str(tmp_path))
+    for _ in range(5):
+        list(collector.collect())
+    assert len(looks) == 1
+    now[0] += FRESH_SECONDS
+    list(collector.collect())
+    assert len(looks) == 2
+    list(collector.describe())
+    assert len(looks) == 2
+
+
+def test_garbage_and_unknown_paths_do_not_end_it(exporter: tuple[subprocess.Popen[str], str]) -> None:
+    process, address = exporter
+    host, port = address.removeprefix("http://").partition("/")[0].split(":")
+    for garbage in (b"\x00\xff\r\n\r\n", b"GET", b""):
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(garbage)
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(urllib.request.Request(address, method="DELETE"), timeout=30)
+    assert isinstance(ask(address), dict)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("listen", ["9091", "localhost", "127.0.0.1:x", "127.0.0.1:70000", ":9091"])
+def test_address_that_is_none_is_refused(listen: str) -> None:
+    answer = CliRunner().invoke(cli, ["exporter", "--listen", listen])
+    assert answer.exit_code == 2
+    assert "is not an address and a port" in answer.output
+
+
+def test_port_in_use_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        answer = CliRunner().invoke(cli, ["exporter", "--listen", f"127.0.0.1:{taken.getsockname()[1]}"])
+    assert answer.exit_code == 1
+    assert "The system refused" in answer.output
