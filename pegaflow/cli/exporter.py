@@ -1,6 +1,8 @@
 """``pegaflow exporter``: metrics of the pools of this host over HTTP."""
 
+import signal
 import socket
+import threading
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import click
@@ -49,10 +51,11 @@ def exporter(listen: str, shm_dir: str) -> None:
     server_class = _Server6 if ":" in host else _Server
     with make_server(host, port, make_wsgi_app(registry), server_class, _Handler) as server:
         click.echo(f"Metrics of the pools in {shm_dir}: http://{_shown(host)}:{server.server_port}/metrics")
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            click.echo("Stopped.")
+        # Not as KeyboardInterrupt, which wsgiref takes for a failure of the request that it is at.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+        server.serve_forever()
+    click.echo("Stopped.")
 
 
 class _Server(WSGIServer):

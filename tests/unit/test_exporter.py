@@ -111,7 +111,10 @@ def test_a_pool_is_looked_at_once_however_many_ask(tmp_path: Path, monkeypatch: 
     assert len(looks) == 2
 
 
-def test_garbage_and_unknown_paths_do_not_end_it(exporter: tuple[subprocess.Popen[str], str]) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_garbage_does_not_end_it_and_a_signal_does(
+    ending: signal.Signals, exporter: tuple[subprocess.Popen[str], str]
+) -> None:
     process, address = exporter
     host, port = address.removeprefix("http://").partition("/")[0].split(":")
     for garbage in (b"\x00\xff\r\n\r\n", b"GET", b""):
@@ -120,8 +123,8 @@ def test_garbage_and_unknown_paths_do_not_end_it(exporter: tuple[subprocess.Pope
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(urllib.request.Request(address, method="DELETE"), timeout=30)
     assert isinstance(ask(address), dict)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    process.send_signal(ending)
+    assert process.wait(120) == 0
 
 
 @pytest.mark.parametrize("listen", ["9091", "localhost", "127.0.0.1:x", "127.0.0.1:70000", ":9091"])
