@@ -78,7 +78,7 @@ impl<T: ReadTarget> Store<T> {
         Progress { zones_done: zones - unknown, zones }
     }
 
-    /// Start to look at zones of a directory, as far as its own buffers reach: one that hangs keeps none of those of others.
+    /// Start to look at zones of a directory, as far as its own buffers reach: others have theirs if it hangs.
     fn probe_some(&mut self, member: u16) {
         let at = usize::from(member);
         if self.members[at].reads_off {
