@@ -26,6 +26,8 @@ MODELS ?= shm::models
 # Deaths at each crash point alone, and sequences of them side by side: on a busy machine more are faster.
 KILLS ?= 50
 LANES ?= 2
+# Of the tests of RDMA: the device of the client and that of the server.
+DEVICES ?= rxe0,rxe1
 # Of the storm: how many requests, and another vLLM than the installed one.
 REQUESTS ?= 10000
 VERSION ?=
@@ -44,7 +46,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz coverage model-test soak storm vllm-contract vllm-versions vllm-hooks bench demo model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench demo model check lock wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +93,10 @@ test-rust: $(STAMPS)/requirements
 test-python: $(STAMPS)/native $(MODEL_DIR)/model.safetensors
 	@mkdir -p build
 	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(ARGS)
+
+rdma-test:  ## Run the tests of transports over two RDMA devices that reach each other: make rdma-test DEVICES=rxe0,rxe1
+	PEGAFLOW_RDMA_DEVICES=$(DEVICES) cargo test --locked --package pegaflow-peers --test transports --test rdma --test killed_peer -- \
+	    --test-threads 1
 
 soak:  ## Kill, stop and reset processes for MINUTES=5, from SEED= if given (result in build/soak.json)
 	@mkdir -p build

@@ -5,8 +5,11 @@ pub mod credentials;
 mod fetch;
 pub mod limits;
 mod random;
+pub mod rdma;
 pub mod server;
+mod slot;
 mod sync;
+pub mod tcp;
 pub mod transport;
 mod wire;
 

@@ -84,3 +84,39 @@ pub const HELD_MAX: Duration = Duration::from_secs(10);
 pub const CHANNEL_IDLE_MAX: Duration = Duration::from_secs(15);
 /// Bandwidth of a peer that is assumed before any was measured, bytes per second.
 pub const BANDWIDTH_ASSUMED: f64 = 1e9;
+/// How long a stream may go without a request.
+pub const STREAM_IDLE_MAX: Duration = Duration::from_secs(60);
+/// A stream without traffic is probed so often, and given up after so many probes.
+pub const STREAM_PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// See [`STREAM_PROBE_INTERVAL`].
+pub const STREAM_PROBES_MAX: u32 = 3;
+/// Parts of one request.
+pub const STREAM_REQUEST_PARTS_MAX: usize = 512;
+/// A client ends a request once it asks for so much.
+pub const STREAM_REQUEST_BYTES: u64 = 8 << 20;
+/// Parts that a client has asked for and not got yet. Their requests fit into the smallest buffers of the kernel even
+/// if each part has a request of its own: neither side can wait for the other to read.
+pub const STREAM_AHEAD_PARTS_MAX: usize = 1024;
+/// A client asks for no more once so much is on its way.
+pub const STREAM_AHEAD_BYTES_MAX: u64 = 64 << 20;
+/// Bytes that are hashed and moved at a time: they stay in the cache of the processor in between.
+pub const STREAM_PIECE_BYTES: usize = 256 << 10;
+/// Bytes of one RDMA READ.
+pub const RDMA_READ_BYTES_MAX: u64 = 8 << 20;
+/// READs of one queue pair that are handed to the device at a time.
+pub const RDMA_DEPTH_MAX: u32 = 128;
+/// How often a device sends again what nobody acknowledges. (7 means for ever to some.)
+pub const RDMA_RETRIES: u8 = 6;
+/// Time before it does: 4.096 us times two to the power of this, 67 ms. A dead peer shows after all of them, 0.47 s.
+pub const RDMA_TIMEOUT_CODE: u8 = 14;
+/// Queue pairs of one session.
+pub const RDMA_SESSION_PAIRS_MAX: usize = 32;
+/// Queue pairs of a server.
+pub const RDMA_PAIRS_MAX: usize = 4096;
+/// Segments of one call.
+pub const RDMA_REGIONS_MAX: usize = 1024;
+/// How often completions are looked for before the thread goes to sleep.
+pub const RDMA_LOOKS_MAX: usize = 64;
+/// How long READs may take to end once their queue pairs are told to, and again for the queue pairs to be destroyed.
+/// After that slots are left to the quarantine.
+pub const RDMA_DRAIN_TIME_MAX: Duration = Duration::from_secs(1);
