@@ -11,7 +11,7 @@ use parts::rig::{Rig, devices, soon, usual};
 use pegaflow_engine::{BlockRef, Error, Result};
 use pegaflow_peers::proto::{ConnectReply, ConnectRequest, RegionsReply, RegionsRequest};
 use pegaflow_peers::rdma::{Nic, RdmaServer, RdmaTransport};
-use pegaflow_peers::transport::{ControlCalls, PartRead};
+use pegaflow_peers::transport::{ControlCalls, PartRead, RegionSource};
 
 /// A rig over the devices of this machine, if it has any.
 fn rigs() -> Vec<Rig> {
@@ -102,7 +102,8 @@ fn a_session_has_so_many_queue_pairs_and_no_more(rig: &Rig) {
     let channels: Vec<_> = (0..max).map(|_| rig.open()).collect();
     assert!(rig.rdma.as_ref().unwrap().pairs() <= max + 2);
     drop(channels);
-    let too_many = vec![pegaflow_peers::proto::QueuePair::default(); max + 1];
+    let pairs = vec![pegaflow_peers::proto::QueuePair::default(); max + 1];
+    let too_many = ConnectRequest { pairs, ..ConnectRequest::default() };
     let refused: Error = rig.rdma.as_ref().unwrap().connect([2; 16], &too_many).unwrap_err();
     assert!(refused.to_string().contains("too many"));
 }

@@ -3,12 +3,14 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pegaflow_engine::{DataSegment, Error, ErrorKind, Pool, Result};
 
 use super::abi::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, Mr};
 use super::device::{Device, failed};
+use crate::limits::RDMA_REGIONS_MAX;
+use crate::sync::lock;
 
 /// What devices may do with segments.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -76,6 +78,8 @@ struct Entry {
     segment: DataSegment,
     /// One per device, once registered.
     registrations: Option<Arc<[Registration]>>,
+    /// Which registration of all it was.
+    version: u64,
 }
 
 /// Segments of the pool as of one version of its list.
@@ -85,6 +89,8 @@ struct Table {
     entries: BTreeMap<u32, Entry>,
     /// Numbers by first address.
     numbers: BTreeMap<usize, u32>,
+    /// How many registrations there have been.
+    version: u64,
 }
 
 /// A registered segment.
@@ -109,24 +115,21 @@ impl Segments {
         Self { pool, devices, access, table: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Take in what the pool has now, and give up what it has given up.
     pub(super) fn follow(&self) -> Result<()> {
         let version = self.pool.data_segments_version();
-        if self.lock().seen == Some(version) {
+        if lock(&self.table).seen == Some(version) {
             return Ok(());
         }
         let list = self.pool.data_segments()?;
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         table.seen = Some(version);
         table.numbers = list.iter().map(|segment| (segment.address, segment.segment)).collect();
         let mut before = std::mem::take(&mut table.entries);
         for segment in list {
-            let known = before.remove(&segment.segment).and_then(|entry| entry.registrations);
-            table.entries.insert(segment.segment, Entry { segment, registrations: known });
+            let known = before.remove(&segment.segment);
+            let (registrations, version) = known.map_or((None, 0), |entry| (entry.registrations, entry.version));
+            table.entries.insert(segment.segment, Entry { segment, registrations, version });
         }
         // Takes a while, and others want the table.
         drop(table);
@@ -136,7 +139,7 @@ impl Segments {
 
     /// Number of the segment in which `address` lies.
     pub(super) fn number_at(&self, address: usize) -> Option<u32> {
-        let table = self.lock();
+        let table = lock(&self.table);
         let (_, number) = table.numbers.range(..=address).next_back()?;
         let segment = &table.entries.get(number)?.segment;
         (address - segment.address < segment.bytes).then_some(*number)
@@ -146,7 +149,7 @@ impl Segments {
     /// `None` if there is no such segment.
     pub(super) fn registered(&self, number: u32) -> Result<Option<Registered>> {
         let (segment, known) = {
-            let table = self.lock();
+            let table = lock(&self.table);
             let Some(entry) = table.entries.get(&number) else { return Ok(None) };
             (entry.segment.clone(), entry.registrations.clone())
         };
@@ -161,10 +164,27 @@ impl Segments {
         let made: Result<Vec<Registration>> =
             self.devices.iter().map(|device| Registration::new(device, segment, self.access)).collect();
         let made: Arc<[Registration]> = made?.into();
-        // Another thread may have been faster, and others may already use the keys of its registrations.
-        Ok(match self.lock().entries.get_mut(&segment.segment) {
-            Some(entry) => Arc::clone(entry.registrations.get_or_insert(made)),
-            None => made,
-        })
+        let mut table = lock(&self.table);
+        let next = table.version + 1;
+        let Some(entry) = table.entries.get_mut(&segment.segment) else { return Ok(made) };
+        if let Some(known) = &entry.registrations {
+            // Another thread was faster, and others may already use the keys of its registrations.
+            return Ok(Arc::clone(known));
+        }
+        entry.registrations = Some(Arc::clone(&made));
+        entry.version = next;
+        table.version = next;
+        Ok(made)
+    }
+
+    /// Registered segments that are newer than `version`, or `wanted`; and the version of the newest.
+    pub(super) fn since(&self, version: u64, wanted: &[u32]) -> (u64, Vec<(u32, Registered)>) {
+        let table = lock(&self.table);
+        let known = table.entries.iter().filter(|(number, entry)| entry.version > version || wanted.contains(number));
+        let described = known.filter_map(|(number, entry)| {
+            let registrations = entry.registrations.clone()?;
+            Some((*number, Registered { address: entry.segment.address, bytes: entry.segment.bytes, registrations }))
+        });
+        (table.version, described.take(RDMA_REGIONS_MAX).collect())
     }
 }

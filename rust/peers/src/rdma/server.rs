@@ -1,15 +1,17 @@
 //! The server's side: segments for peers to read, and the other ends of their queue pairs.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pegaflow_engine::{Error, ErrorKind, Pool, Result};
 
 use super::device::{self, Device, Nic};
 use super::queue_pair::QueuePair;
-use super::segments::{Access, Segments};
+use super::segments::{Access, Registered, Segments};
 use crate::limits::{RDMA_PAIRS_MAX, RDMA_REGIONS_MAX, RDMA_SESSION_PAIRS_MAX};
 use crate::proto;
+use crate::sync::lock;
+use crate::transport::RegionSource;
 
 type Sessions = BTreeMap<[u8; 16], VecDeque<QueuePair>>;
 
@@ -31,37 +33,41 @@ impl RdmaServer {
         Some(Self { devices, segments, sessions: Mutex::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Sessions> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Queue pairs that there are now.
+    pub fn pairs(&self) -> usize {
+        lock(&self.sessions).values().map(VecDeque::len).sum()
     }
+}
 
-    /// The ports, for the greeting.
-    pub fn nics(&self) -> Vec<proto::Nic> {
+impl RegionSource for RdmaServer {
+    fn nics(&self) -> Vec<proto::Nic> {
         self.devices.iter().map(|device| device.describe()).collect()
     }
 
-    /// Keys of the segments that a peer wants, registered now if need be. Those that are not there are left out.
-    pub fn regions(&self, wanted: &[u32]) -> Result<Vec<proto::Region>> {
+    fn regions(&self, version: u64, wanted: &[u32]) -> Result<proto::RegionsReply> {
         self.segments.follow()?;
-        let mut regions = Vec::new();
         for &segment in wanted.iter().take(RDMA_REGIONS_MAX) {
-            if let Some(known) = self.segments.registered(segment)? {
-                let rkeys = known.registrations.iter().map(|one| one.remote_key()).collect();
-                let (address, bytes) = (known.address as u64, known.bytes as u64);
-                regions.push(proto::Region { segment, address, bytes, rkeys });
-            }
+            self.segments.registered(segment)?;
         }
-        Ok(regions)
+        let (version, known) = self.segments.since(version, wanted);
+        let describe = |(segment, known): (u32, Registered)| proto::Region {
+            segment,
+            address: known.address as u64,
+            bytes: known.bytes as u64,
+            rkeys: known.registrations.iter().map(|one| one.remote_key()).collect(),
+        };
+        Ok(proto::RegionsReply { version, regions: known.into_iter().map(describe).collect() })
     }
 
-    /// Make the other ends of a session's queue pairs. If a session asks for too many, its oldest ones go.
-    pub fn connect(&self, session: [u8; 16], asked: &[proto::QueuePair]) -> Result<Vec<proto::QueuePair>> {
-        let mut pairs = Vec::new();
-        let mut replies = Vec::new();
+    /// If a session asks for too many queue pairs, its oldest ones go.
+    fn connect(&self, session: [u8; 16], request: &proto::ConnectRequest) -> Result<proto::ConnectReply> {
+        let asked = &request.pairs;
         if asked.len() > RDMA_SESSION_PAIRS_MAX {
             let what = format!("{} queue pairs are too many: at most {RDMA_SESSION_PAIRS_MAX}", asked.len());
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         }
+        let mut pairs = Vec::new();
+        let mut replies = Vec::new();
         for peer in asked {
             let device = self.devices.get(peer.nic as usize).ok_or_else(|| {
                 Error::new(ErrorKind::InvalidArgument, format!("this server has no RDMA port number {}", peer.nic))
@@ -72,31 +78,24 @@ impl RdmaServer {
             replies.push(pair.describe(peer.nic, reads_max));
             pairs.push(pair);
         }
-        let mut gone = Vec::new();
-        let mut sessions = self.lock();
+        let mut sessions = lock(&self.sessions);
         let all: usize = sessions.values().map(VecDeque::len).sum();
         if all + pairs.len() > RDMA_PAIRS_MAX {
             return Err(Error::new(ErrorKind::Full, format!("this server has {all} queue pairs already")));
         }
         let own = sessions.entry(session).or_default();
         own.extend(pairs);
-        while own.len() > RDMA_SESSION_PAIRS_MAX {
-            gone.extend(own.pop_front());
-        }
+        let surplus = own.len().saturating_sub(RDMA_SESSION_PAIRS_MAX);
+        let gone: Vec<QueuePair> = own.drain(..surplus).collect();
         // Destroying them takes a while.
         drop(sessions);
         drop(gone);
-        Ok(replies)
+        Ok(proto::ConnectReply { pairs: replies })
     }
 
-    /// Forget a session: its queue pairs are destroyed, and what it still reads fails.
-    pub fn end_session(&self, session: &[u8; 16]) {
-        let gone = self.lock().remove(session);
+    /// Its queue pairs are destroyed, and what it still reads fails.
+    fn session_gone(&self, session: [u8; 16]) {
+        let gone = lock(&self.sessions).remove(&session);
         drop(gone);
-    }
-
-    /// Queue pairs that there are now.
-    pub fn pairs(&self) -> usize {
-        self.lock().values().map(VecDeque::len).sum()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, IoSliceMut, Result};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,8 @@ use pegaflow_engine::checksum::PartHasher;
 use socket2::SockRef;
 
 use crate::limits::{CONNECT_TIME_MAX, STREAM_IDLE_MAX, STREAM_PIECE_BYTES, STREAM_STALL_MAX, STREAMS_MAX};
-use crate::transport::{LeasedParts, Sending};
+use crate::sync::lock;
+use crate::transport::{DataServer, LeasedParts, Sending};
 
 use super::outbox::Outbox;
 use super::socket::{self, Socket};
@@ -43,16 +44,16 @@ struct Shared {
 
 impl Shared {
     fn count(&self, change: impl FnOnce(&mut TcpCounters)) {
-        change(&mut self.counters.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut lock(&self.counters));
     }
 
     fn threads(&self) -> Vec<JoinHandle<()>> {
-        std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.threads))
     }
 
     /// Keep a thread to wait for in the end, and forget those that have ended.
     fn keep(&self, thread: JoinHandle<()>) {
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = lock(&self.threads);
         threads.retain(|one| !one.is_finished());
         threads.push(thread);
     }
@@ -68,7 +69,14 @@ pub struct TcpServer {
 
 impl TcpServer {
     /// Send from `parts` to whoever comes to `listener` with a lease.
-    pub fn start(listener: TcpListener, parts: Arc<dyn LeasedParts>) -> Result<Self> {
+    pub fn start(listener: TcpListener, parts: Arc<dyn LeasedParts>) -> pegaflow_engine::Result<Self> {
+        Self::listen(listener, parts).map_err(|error| {
+            let what = format!("cannot serve blocks to peers by TCP ({error}): check ulimit -n and -u");
+            pegaflow_engine::Error::new(pegaflow_engine::ErrorKind::Busy, what)
+        })
+    }
+
+    fn listen(listener: TcpListener, parts: Arc<dyn LeasedParts>) -> Result<Self> {
         listener.set_nonblocking(false)?;
         let address = listener.local_addr()?;
         let listener = Arc::new(listener);
@@ -97,7 +105,22 @@ impl TcpServer {
 
     /// What it has done so far.
     pub fn counters(&self) -> TcpCounters {
-        *self.shared.counters.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.shared.counters)
+    }
+}
+
+impl DataServer for TcpServer {
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let counted = Self::counters(self);
+        vec![
+            ("streams", self.streams() as u64),
+            ("streams_taken", counted.streams_taken),
+            ("streams_refused", counted.streams_refused),
+            ("streams_garbled", counted.streams_garbled),
+            ("parts_sent", counted.parts_sent),
+            ("parts_refused", counted.parts_refused),
+            ("bytes_sent", counted.bytes_sent),
+        ]
     }
 }
 

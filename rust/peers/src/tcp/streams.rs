@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::socket;
+use crate::sync::lock;
 
 struct Stream {
     handle: Arc<TcpStream>,
@@ -31,13 +32,9 @@ impl Streams {
         Self { table: Mutex::default(), streams_max }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Take one more. If there are too many the one that has been idle for longest is ended; `None` if none is.
     pub(super) fn add(&self, handle: Arc<TcpStream>) -> Option<u64> {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         if table.closed {
             return None;
         }
@@ -54,23 +51,23 @@ impl Streams {
 
     /// Say whether a stream waits for a request. `false`: it has been ended.
     pub(super) fn set_idle(&self, id: u64, idle: bool) -> bool {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         let Some(stream) = table.streams.get_mut(&id) else { return false };
         stream.idle = idle.then(Instant::now);
         true
     }
 
     pub(super) fn remove(&self, id: u64) {
-        self.lock().streams.remove(&id);
+        lock(&self.table).streams.remove(&id);
     }
 
     pub(super) fn len(&self) -> usize {
-        self.lock().streams.len()
+        lock(&self.table).streams.len()
     }
 
     /// End all, and take no more.
     pub(super) fn close(&self) {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         table.closed = true;
         table.streams.values().for_each(|stream| socket::end(&stream.handle));
     }

@@ -9,7 +9,9 @@ use pegaflow_engine::{BlockRef, Error, ErrorKind, Result};
 use pegaflow_peers::proto::{ConnectReply, ConnectRequest, HelloReply, RegionsReply, RegionsRequest};
 use pegaflow_peers::rdma::{Nic, RdmaServer, RdmaTransport};
 use pegaflow_peers::tcp::{TcpServer, TcpTransport};
-use pegaflow_peers::transport::{Channel, ControlCalls, PartRead, ReadOutcome, Ticket, Transport, TransportKind};
+use pegaflow_peers::transport::{
+    Channel, ControlCalls, PartRead, ReadOutcome, RegionSource, Ticket, Transport, TransportKind,
+};
 
 use super::leases::Leases;
 use super::pools::{PARTS, Side, pattern};
@@ -52,11 +54,11 @@ struct LocalCalls(Arc<RdmaServer>);
 
 impl ControlCalls for LocalCalls {
     fn connect(&self, request: ConnectRequest) -> Result<ConnectReply> {
-        Ok(ConnectReply { pairs: self.0.connect(request.session.try_into().unwrap(), &request.pairs)? })
+        self.0.connect(request.session[..].try_into().unwrap(), &request)
     }
 
     fn regions(&self, request: RegionsRequest) -> Result<RegionsReply> {
-        Ok(RegionsReply { version: 1, regions: self.0.regions(&request.wanted)? })
+        self.0.regions(request.version, &request.wanted)
     }
 }
 
@@ -149,7 +151,7 @@ impl Rig {
     /// Have the server vanish, with whatever it was doing.
     pub fn stop_server(&self) {
         drop(self.tcp.lock().unwrap().take());
-        self.rdma.iter().for_each(|server| server.end_session(&SESSION));
+        self.rdma.iter().for_each(|server| server.session_gone(SESSION));
     }
 
     /// See [`check_arrived`].

@@ -9,7 +9,7 @@ use pegaflow_peers::proto::{
     ConnectReply, ConnectRequest, HelloReply, LeaseReply, LeasedBlock, Place, RegionsReply, RegionsRequest,
 };
 use pegaflow_peers::rdma::RdmaServer;
-use pegaflow_peers::transport::{ControlCalls, Ticket};
+use pegaflow_peers::transport::{ControlCalls, RegionSource, Ticket};
 use prost::Message;
 
 fn send(stream: &mut TcpStream, kind: u8, message: &impl Message) {
@@ -44,13 +44,13 @@ pub fn serve_talk(
         match kind {
             2 => {
                 let asked = ConnectRequest::decode(&bytes[..]).unwrap();
-                let pairs = rdma.connect(asked.session.try_into().unwrap(), &asked.pairs);
-                send(&mut stream, 2, &ConnectReply { pairs: pairs.unwrap_or_else(|error| panic!("{error}")) });
+                let reply = rdma.connect(asked.session[..].try_into().unwrap(), &asked);
+                send(&mut stream, 2, &reply.unwrap_or_else(|error| panic!("{error}")));
             }
             _ => {
                 let asked = RegionsRequest::decode(&bytes[..]).unwrap();
-                let regions = rdma.regions(&asked.wanted).unwrap_or_else(|error| panic!("{error}"));
-                send(&mut stream, 3, &RegionsReply { version: 1, regions });
+                let reply = rdma.regions(asked.version, &asked.wanted);
+                send(&mut stream, 3, &reply.unwrap_or_else(|error| panic!("{error}")));
             }
         }
     }

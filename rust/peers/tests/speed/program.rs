@@ -19,7 +19,7 @@ use parts::talk::{Talk, serve_talk};
 use pegaflow_peers::proto::{HelloReply, Place};
 use pegaflow_peers::rdma::{Nic, RdmaServer, RdmaTransport};
 use pegaflow_peers::tcp::{TcpServer, TcpTransport};
-use pegaflow_peers::transport::{ControlCalls, PartRead, Ticket, Transport};
+use pegaflow_peers::transport::{ControlCalls, PartRead, RegionSource, Ticket, Transport};
 
 const SESSION: [u8; 16] = [9; 16];
 
@@ -68,7 +68,7 @@ fn serve(arguments: &[String]) {
     });
     let hello = HelloReply {
         data_port: tcp.address().port().into(),
-        nics: rdma.as_ref().map(RdmaServer::nics).unwrap_or_default(),
+        nics: rdma.as_ref().map(RegionSource::nics).unwrap_or_default(),
         ..HelloReply::default()
     };
     let listener = TcpListener::bind(plan.address).unwrap();
