@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Mutex;
 
-use pegaflow_engine::Result;
+use pegaflow_engine::{Error, ErrorKind, Result};
 use pegaflow_peers::proto::{
     ConnectReply, ConnectRequest, HelloReply, LeaseReply, LeasedBlock, Place, RegionsReply, RegionsRequest,
 };
@@ -12,11 +12,11 @@ use pegaflow_peers::rdma::RdmaServer;
 use pegaflow_peers::transport::{ControlCalls, RegionSource, Ticket};
 use prost::Message;
 
-fn send(stream: &mut TcpStream, kind: u8, message: &impl Message) {
+fn send(stream: &mut TcpStream, kind: u8, message: &impl Message) -> std::io::Result<()> {
     let bytes = message.encode_to_vec();
-    stream.write_all(&[kind]).unwrap();
-    stream.write_all(&(bytes.len() as u32).to_le_bytes()).unwrap();
-    stream.write_all(&bytes).unwrap();
+    stream.write_all(&[kind])?;
+    stream.write_all(&(bytes.len() as u32).to_le_bytes())?;
+    stream.write_all(&bytes)
 }
 
 /// `None` once the other side has gone.
@@ -36,21 +36,21 @@ pub fn serve_talk(
     places: &[Place],
     rdma: Option<&RdmaServer>,
 ) {
-    send(&mut stream, 0, hello);
+    send(&mut stream, 0, hello).unwrap();
     let block = |place: &Place| LeasedBlock { parts: vec![*place], ..LeasedBlock::default() };
     let blocks = places.iter().map(block).collect();
-    send(&mut stream, 1, &LeaseReply { lease: ticket.lease, blocks, ..LeaseReply::default() });
+    send(&mut stream, 1, &LeaseReply { lease: ticket.lease, blocks, ..LeaseReply::default() }).unwrap();
     while let (Some((kind, bytes)), Some(rdma)) = (receive(&mut stream), rdma) {
         match kind {
             2 => {
                 let asked = ConnectRequest::decode(&bytes[..]).unwrap();
                 let reply = rdma.connect(asked.session[..].try_into().unwrap(), &asked);
-                send(&mut stream, 2, &reply.unwrap_or_else(|error| panic!("{error}")));
+                send(&mut stream, 2, &reply.unwrap_or_else(|error| panic!("{error}"))).unwrap();
             }
             _ => {
                 let asked = RegionsRequest::decode(&bytes[..]).unwrap();
                 let reply = rdma.regions(asked.version, &asked.wanted);
-                send(&mut stream, 3, &reply.unwrap_or_else(|error| panic!("{error}")));
+                send(&mut stream, 3, &reply.unwrap_or_else(|error| panic!("{error}"))).unwrap();
             }
         }
     }
@@ -67,19 +67,20 @@ impl Talk {
         (Self(Mutex::new(stream)), hello, lease.lease, places)
     }
 
-    fn ask(&self, kind: u8, message: &impl Message) -> Vec<u8> {
+    /// The answer; an error once the server has gone.
+    fn ask(&self, kind: u8, message: &impl Message) -> Result<Vec<u8>> {
         let mut stream = self.0.lock().unwrap();
-        send(&mut stream, kind, message);
-        receive(&mut stream).unwrap().1
+        let answer = send(&mut stream, kind, message).ok().and_then(|()| receive(&mut stream));
+        answer.map(|(_, bytes)| bytes).ok_or_else(|| Error::new(ErrorKind::Closed, "the peer has gone"))
     }
 }
 
 impl ControlCalls for Talk {
     fn connect(&self, request: ConnectRequest) -> Result<ConnectReply> {
-        Ok(ConnectReply::decode(&self.ask(2, &request)[..]).unwrap())
+        Ok(ConnectReply::decode(&self.ask(2, &request)?[..]).unwrap())
     }
 
     fn regions(&self, request: RegionsRequest) -> Result<RegionsReply> {
-        Ok(RegionsReply::decode(&self.ask(3, &request)[..]).unwrap())
+        Ok(RegionsReply::decode(&self.ask(3, &request)?[..]).unwrap())
     }
 }
