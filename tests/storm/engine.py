@@ -126,6 +126,15 @@ class Engine:
         with suppress(RuntimeError):  # vLLM's own: blocks are pinned or being loaded
             self.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=True)
 
+    def give_up(self) -> int:
+        """The client that was served first goes away, if there is one. Returns how many have."""
+        running = [request.request_id for request in self.scheduler.running[:1]]
+        for name in running:
+            self.clients[name].ended = "aborted by its client"
+            self.history.append(f"tick {self.ticks}: {name} gives up")
+            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        return len(running)
+
     def stop(self) -> None:
         """vLLM ends in the middle of everything, in either order."""
         halves: list[Callable[[], object]] = [self.scheduler.shutdown]

@@ -220,3 +220,9 @@ def request(plan: RequestPlan, text: Text, hash_tokens: int) -> Request:
         priority=plan.priority,
         block_hasher=hasher,
     )
+
+
+def may_preempt_for_ever() -> bool:
+    """Whether vLLM preempts requests for blocks that come back a step later, and then the one that needs them, too:
+    0.25, asynchronous scheduling, any connector that loads. Requests that run in step may start over for ever."""
+    return not hasattr(Scheduler, "_request_blocks_can_be_freed")

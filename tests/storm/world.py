@@ -23,6 +23,8 @@ POOL = "storm"
 TICK_SECONDS = 0.002
 STILL_TICKS_MAX = 700
 """Longer than anybody waits for a prefix."""
+PATIENCE_TICKS = 2_000
+"""After the last request, where vLLM may preempt for ever."""
 LOGGER = logging.getLogger("vllm.pegaflow")
 ENVIRONMENT = {"PEGAFLOW_SHARE_DUMMY_WEIGHTS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
 
@@ -94,6 +96,8 @@ class World:
                 done, since = sum(engine.progress for engine in self.engines), self.ticks
             stands = self.ticks - since > STILL_TICKS_MAX
             self._check(not stands, f"not at rest, and nothing happens: {self._who_is_left()}")
+            if self.ticks > last + PATIENCE_TICKS and self.ticks % 100 == 0 and vllm_objects.may_preempt_for_ever():
+                self.counts["gave up"] += sum(engine.give_up() for engine in self.engines)
             self._check(self.ticks < ticks_max, f"not at rest after {ticks_max} ticks: {self._who_is_left()}")
         self._at_rest()
         for engine in self.engines:
