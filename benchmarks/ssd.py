@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -49,9 +50,19 @@ def fio(place: Path, way: str, engine: str) -> float | None:
     return float(job[way]["bw_bytes"]) / 1e9
 
 
+def pool(*arguments: str) -> dict[str, float]:
+    """The same through a pool and its leader; what the process prints."""
+    command = [sys.executable, "-m", "benchmarks._ssd_pool_child", *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
 def moves(place: Path) -> list[Result]:
-    """Spill and prefetch by both back-ends, in turns with fio; the best of all rounds, since disks have neighbours."""
+    """Spill and prefetch by both back-ends, of a store alone and through a pool, in turns with fio; the best of all
+    rounds, since disks have neighbours."""
     best: dict[tuple[str, str, str], float] = {}
+    totals = (str(TOTAL_BYTES), str(RECORD_BYTES))
     for _ in range(ROUNDS):
         for backend, engine in BACKENDS.items():
             for ours, raw in (("spill", "write"), ("prefetch", "read")):
@@ -62,18 +73,23 @@ def moves(place: Path) -> list[Result]:
                 if ours == "spill":
                     for file in place.glob("pegaflow-ssd-*"):
                         file.unlink()
-                sizes = [str(number) for number in (TOTAL_BYTES, RECORD_BYTES, CHUNK_BYTES, DEPTH)]
-                answer = run(ours, str(place), backend, *sizes)
-                if answer["gb_per_s"] > best.get((ours, backend, "ours"), 0.0):
-                    best[ours, backend, "ours"] = answer["gb_per_s"]
-                    best[ours, backend, "cpu"] = answer["cpu_s_per_gb"]
+                answers = {
+                    "": run(ours, str(place), backend, *totals, str(CHUNK_BYTES), str(DEPTH)),
+                    " through the pool": pool(ours, str(place), backend, *totals, str(DEPTH)),
+                }
+                for how, answer in answers.items():
+                    if answer["gb_per_s"] > best.get((ours + how, backend, "ours"), 0.0):
+                        best[ours + how, backend, "ours"] = answer["gb_per_s"]
+                        best[ours + how, backend, "cpu"] = answer["cpu_s_per_gb"]
     results = []
     for ours in ("spill", "prefetch"):
         for backend in BACKENDS:
-            raw = best.get((ours, backend, "fio"))
-            reference = None if raw is None else f"fio, {BACKENDS[backend]}"
-            results.append(Result(f"{ours}, {backend}", best[ours, backend, "ours"], "GB/s", reference, raw))
-            results.append(Result(f"{ours}, {backend}, CPU", best[ours, backend, "cpu"], "s/GB"))
+            raw_speed = best.get((ours, backend, "fio"))
+            reference = None if raw_speed is None else f"fio, {BACKENDS[backend]}"
+            for how in ("", " through the pool"):
+                name = f"{ours}{how}, {backend}"
+                results.append(Result(name, best[ours + how, backend, "ours"], "GB/s", reference, raw_speed))
+                results.append(Result(f"{name}, CPU", best[ours + how, backend, "cpu"], "s/GB"))
     return results
 
 
