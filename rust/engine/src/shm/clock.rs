@@ -1,10 +1,15 @@
-//! The two clocks: wall time for people, boot time for waiting.
+//! The clocks: wall time for people, boot time for waiting, a thread's own for what it costs others.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Seconds since 1970.
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}
+
+/// Time that this thread has had a processor.
+pub(crate) fn thread_time() -> Duration {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// Milliseconds since boot, suspended time included: the same for all processes of a host, and never set back.

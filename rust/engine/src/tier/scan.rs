@@ -7,6 +7,7 @@ use super::options::Admission;
 use super::segment::Segment;
 use crate::key::BlockRef;
 use crate::limits::{SSD_SAMPLES_MAX, SSD_SCAN_PAUSE, SSD_SCAN_REST, SSD_SCAN_SLOTS_MAX};
+use crate::shm::clock::thread_time;
 use crate::shm::core::Core;
 use crate::shm::extent::{Extent, ExtentState};
 use crate::shm::namespace::Namespace;
@@ -88,8 +89,10 @@ impl Scan {
             }
             self.begin_pass(core, segment);
         }
+        let before = thread_time();
         self.go_on(core, choose);
-        self.spent += started.elapsed();
+        // Not what passed while others had the processor: on a busy host the next pass would be far off.
+        self.spent += thread_time().saturating_sub(before);
         if self.at.0 >= self.extents.len() {
             self.end_pass(core);
         }
@@ -187,5 +190,30 @@ impl Scan {
     /// A block that was chosen could not be taken: it is looked at again in the next pass.
     pub(crate) fn unchoose(&mut self, block: BlockRef) {
         self.seen.set(block.slot(), Seen::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake_pool::{Life, keys};
+    use super::*;
+    use crate::ssd::fake_block::Fixture;
+
+    #[test]
+    fn a_pass_that_was_kept_from_running_is_not_rested_for() {
+        let fixture = Fixture::new(1, 25);
+        let life = Life::new(&fixture, Admission::All, 64);
+        life.until_serving();
+        life.store_all(&keys(0..4), 1);
+        let core = life.pool.core();
+        let mut scan = Scan::new(core, Admission::All);
+        let mut seen = 0;
+        scan.round(core, core.tier_segment().unwrap(), |_| {
+            seen += 1;
+            std::thread::sleep(Duration::from_millis(250));
+            true
+        });
+        assert_eq!(seen, 4);
+        assert!(scan.next_pass < Instant::now() + Duration::from_secs(20), "it stood still for a second");
     }
 }

@@ -369,6 +369,8 @@ fn an_instance_at_its_share_reads_into_its_own_room_whoever_leads() {
     let asker = instances.life(None, 2, FEW);
     leader.until_serving();
     leader.store_all(&theirs, 1);
+    // Before their extent may change hands.
+    until("writing", || leader.count("records") as usize >= theirs.len());
     asker.until_serving();
     asker.store_all(&mine, 1);
     until("writing", || leader.count("records") as usize >= mine.len() + theirs.len());
