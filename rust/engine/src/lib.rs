@@ -41,3 +41,5 @@ pub use shm::namespace::{Namespace, NamespaceInfo};
 pub use shm::pool::Pool;
 pub use shm::process::Member;
 pub use shm::shares::Share;
+#[cfg(not(loom))]
+pub use shm::survey::{BlockName, Sight, Survey};

@@ -2,6 +2,7 @@
 
 pub mod client;
 pub mod credentials;
+pub mod directory;
 mod fetch;
 pub mod limits;
 mod random;

@@ -120,3 +120,61 @@ pub const RDMA_LOOKS_MAX: usize = 64;
 /// How long READs may take to end once their queue pairs are told to, and again for the queue pairs to be destroyed.
 /// After that slots are left to the quarantine.
 pub const RDMA_DRAIN_TIME_MAX: Duration = Duration::from_secs(1);
+
+// Of the directory.
+
+/// Hosts in its URL.
+pub const DIRECTORY_HOSTS_MAX: usize = 64;
+/// Masters of its cluster.
+pub const DIRECTORY_NODES_MAX: usize = 1024;
+/// Connecting to one server, and asking who is in charge.
+pub const DIRECTORY_CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long an owner waits for a reply.
+pub const DIRECTORY_PATIENCE: Duration = Duration::from_secs(2);
+/// Deadline of a question.
+pub const DIRECTORY_FIND_TIME_MAX: Duration = Duration::from_millis(200);
+/// Keys of a question; of more, the beginnings are asked.
+pub const DIRECTORY_FIND_KEYS_MAX: usize = 1 << 14;
+/// Questions that wait.
+pub const DIRECTORY_FINDS_MAX: usize = 64;
+/// Owners that are named for one key.
+pub const DIRECTORY_KEY_OWNERS_MAX: usize = 16;
+/// Owners that a process remembers.
+pub const DIRECTORY_OWNERS_MAX: usize = 1 << 14;
+/// Bytes of an owner's record.
+pub const DIRECTORY_RECORD_BYTES_MAX: usize = 600;
+/// Numbers that a pool tries before it finds one that no other has.
+pub const DIRECTORY_NUMBERS_MAX: u64 = 16;
+/// First pause after the directory failed; doubled up to [`DIRECTORY_BACKOFF_MAX`].
+pub const DIRECTORY_BACKOFF_MIN: Duration = Duration::from_millis(250);
+/// See [`DIRECTORY_BACKOFF_MIN`]; short, since everything is to be registered again ten seconds after it is back.
+pub const DIRECTORY_BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// How often an owner says that it is there, and looks what the store still has.
+pub const DIRECTORY_REFRESH: Duration = Duration::from_secs(3);
+/// An owner that has not said so for so long is dead.
+pub const DIRECTORY_RECORD_LIFE: Duration = Duration::from_secs(10);
+/// Entries of an owner that was dead for so long are taken away.
+pub const DIRECTORY_DEAD_AFTER: Duration = Duration::from_secs(600);
+/// How long a bucket stays after the last registration in it; longer than [`DIRECTORY_REPAIR_TIME`].
+pub const DIRECTORY_BUCKET_LIFE: Duration = Duration::from_secs(24 * 3600);
+/// An owner registers everything again in that time at most.
+pub const DIRECTORY_REPAIR_TIME: Duration = Duration::from_secs(6 * 3600);
+/// Blocks that are registered again at least, if there are as many.
+pub const DIRECTORY_REPAIRS_PER_SECOND: f64 = 200.0;
+/// For each so many blocks that are registered again one bucket is looked through.
+pub const DIRECTORY_REPAIR_BUCKETS: u64 = 16;
+/// Entries of a bucket on average from which on finer buckets are made: from 128 on a server keeps them in a form that
+/// takes five times the memory.
+pub const DIRECTORY_BUCKET_ENTRIES_MAX: u32 = 96;
+/// Changes in one round trip.
+pub const DIRECTORY_BATCH_MAX: usize = 2048;
+/// Blocks that are gone, and not taken away yet.
+pub const DIRECTORY_GONE_MAX: usize = 1 << 16;
+/// Slots that are looked at between two writes.
+pub const DIRECTORY_SCAN_SLOTS_MAX: usize = 1 << 16;
+/// Pause between two looks at all slots.
+pub const DIRECTORY_PASS_PAUSE: Duration = Duration::from_millis(500);
+/// The pause is at least so many times what a look takes.
+pub const DIRECTORY_PASS_REST: u32 = 20;
+/// Buckets by which is seen how full they are.
+pub const DIRECTORY_SAMPLES: usize = 16;

@@ -48,6 +48,8 @@ mod space;
 pub(crate) mod state;
 pub(crate) mod stats;
 pub(crate) mod superblock;
+#[cfg(not(loom))]
+pub(crate) mod survey;
 mod victims;
 
 #[cfg(loom)]

@@ -1,0 +1,270 @@
+//! Connections to the servers of a store, and many commands in one round trip.
+
+use std::time::Duration;
+
+use pegaflow_engine::{Error, ErrorKind, Result};
+use redis::{Client, Connection, Value};
+
+use super::slots::{SLOTS, slot_of};
+use super::url::{Arrangement, DirectoryUrl};
+use crate::limits::{DIRECTORY_CONNECT_TIME_MAX, DIRECTORY_NODES_MAX};
+
+/// Commands, packed one behind the other.
+#[derive(Default)]
+pub(super) struct Batch {
+    bytes: Vec<u8>,
+    /// Slot of the key, and end of the command in `bytes`.
+    commands: Vec<(u16, usize)>,
+}
+
+impl Batch {
+    /// Add a command on `key`, which decides where it goes even if it is none of the words.
+    pub(super) fn add(&mut self, key: &str, words: &[&[u8]]) {
+        self.bytes.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
+        for word in words {
+            self.bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+            self.bytes.extend_from_slice(word);
+            self.bytes.extend_from_slice(b"\r\n");
+        }
+        self.commands.push((slot_of(key.as_bytes()), self.bytes.len()));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.commands.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.commands.is_empty()
+    }
+}
+
+struct Node {
+    address: (String, u16),
+    connection: Connection,
+}
+
+/// All servers that hold a part of a store, connected. After any error it is dropped and made anew: replies might be
+/// out of step, or another server in charge.
+pub(super) struct Store {
+    nodes: Vec<Node>,
+    /// Node of each slot; empty if there is one node.
+    node_of_slot: Vec<u16>,
+}
+
+impl Store {
+    /// Find the servers and connect. `patience`: how long a reply may take later.
+    pub(super) fn connect(url: &DirectoryUrl, patience: Duration) -> Result<Self> {
+        if url.is_tls() {
+            // An error says that the process has one already, which is as good.
+            let _installed = rustls::crypto::ring::default_provider().install_default();
+        }
+        let mut store = Self { nodes: Vec::new(), node_of_slot: Vec::new() };
+        match &url.arrangement {
+            Arrangement::Single => {
+                let (host, port) = &url.hosts[0];
+                store.add_node(url, host, *port)?;
+            }
+            Arrangement::Sentinel(name) => {
+                let (host, port) = first_that_works(&url.hosts, |host, port| master_by(url, host, port, name))?;
+                let node = store.add_node(url, &host, port)?;
+                if !ask(&mut store.nodes[node].connection, &[b"ROLE"])?
+                    .first()
+                    .is_some_and(|role| is_text(role, "master"))
+                {
+                    return Err(unusable(&host, port, "is not the master any more"));
+                }
+            }
+            Arrangement::Cluster => {
+                let ranges = first_that_works(&url.hosts, |host, port| ranges_by(url, host, port))?;
+                store.add_ranges(url, &ranges)?;
+            }
+        }
+        for node in &store.nodes {
+            let set = node.connection.set_read_timeout(Some(patience));
+            set.and_then(|()| node.connection.set_write_timeout(Some(patience)))
+                .map_err(|error| failed(&node.address, &error))?;
+        }
+        Ok(store)
+    }
+
+    fn add_node(&mut self, url: &DirectoryUrl, host: &str, port: u16) -> Result<usize> {
+        let known = self.nodes.iter().position(|node| node.address.0 == host && node.address.1 == port);
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        if self.nodes.len() >= DIRECTORY_NODES_MAX {
+            return Err(unusable(host, port, "belongs to a cluster of too many masters"));
+        }
+        let connection = connect_to(url, host, port, false)?;
+        self.nodes.push(Node { address: (host.to_owned(), port), connection });
+        Ok(self.nodes.len() - 1)
+    }
+
+    fn add_ranges(&mut self, url: &DirectoryUrl, ranges: &[SlotRange]) -> Result<()> {
+        let mut node_of_slot = vec![u16::MAX; SLOTS];
+        for range in ranges {
+            let node = self.add_node(url, &range.host, range.port)? as u16;
+            node_of_slot[range.first..=range.last].fill(node);
+        }
+        if node_of_slot.contains(&u16::MAX) {
+            let (host, port) = &url.hosts[0];
+            return Err(unusable(host, *port, "belongs to a cluster of which slots are missing"));
+        }
+        self.node_of_slot = node_of_slot;
+        Ok(())
+    }
+
+    /// How many servers there are.
+    pub(super) fn nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Which of the servers a key is on.
+    pub(super) fn node_of(&self, key: &str) -> usize {
+        self.node_of_slot.get(usize::from(slot_of(key.as_bytes()))).map_or(0, |node| usize::from(*node))
+    }
+
+    /// Send all commands, then read the replies, in their order. A refusal by a server is a reply.
+    pub(super) fn exchange(&mut self, batch: &Batch) -> Result<Vec<Value>> {
+        let mut values = vec![Value::Nil; batch.len()];
+        if let [node] = &mut self.nodes[..] {
+            node.connection.send_packed_command(&batch.bytes).map_err(|error| failed(&node.address, &error))?;
+            for value in &mut values {
+                *value = node.receive()?;
+            }
+            return Ok(values);
+        }
+        let mut shares: Vec<(Vec<u8>, Vec<usize>)> = vec![Default::default(); self.nodes.len()];
+        let mut start = 0;
+        for (position, (slot, end)) in batch.commands.iter().enumerate() {
+            let (bytes, positions) = &mut shares[usize::from(self.node_of_slot[usize::from(*slot)])];
+            bytes.extend_from_slice(&batch.bytes[start..*end]);
+            positions.push(position);
+            start = *end;
+        }
+        for (node, (bytes, _)) in self.nodes.iter_mut().zip(&shares).filter(|(_, (bytes, _))| !bytes.is_empty()) {
+            node.connection.send_packed_command(bytes).map_err(|error| failed(&node.address, &error))?;
+        }
+        for (node, (_, positions)) in self.nodes.iter_mut().zip(&shares) {
+            for position in positions {
+                values[*position] = node.receive()?;
+            }
+        }
+        Ok(values)
+    }
+
+    /// [`Self::exchange`] for commands of which none may be refused.
+    pub(super) fn demand(&mut self, batch: &Batch) -> Result<Vec<Value>> {
+        let values = self.exchange(batch)?;
+        for value in &values {
+            if let Value::ServerError(refusal) = value {
+                let (host, port) = &self.nodes[0].address;
+                return Err(unusable(host, *port, &format!("refuses a command ({refusal})")));
+            }
+        }
+        Ok(values)
+    }
+}
+
+impl Node {
+    fn receive(&mut self) -> Result<Value> {
+        self.connection.recv_response().map_err(|error| failed(&self.address, &error))
+    }
+}
+
+struct SlotRange {
+    first: usize,
+    last: usize,
+    host: String,
+    port: u16,
+}
+
+fn connect_to(url: &DirectoryUrl, host: &str, port: u16, is_sentinel: bool) -> Result<Connection> {
+    let info = url.connection(host, port, is_sentinel)?;
+    let connected =
+        Client::open(info).and_then(|client| client.get_connection_with_timeout(DIRECTORY_CONNECT_TIME_MAX));
+    let connection = connected.map_err(|error| failed(&(host.to_owned(), port), &error))?;
+    let set = connection.set_read_timeout(Some(DIRECTORY_CONNECT_TIME_MAX));
+    set.map_err(|error| failed(&(host.to_owned(), port), &error))?;
+    Ok(connection)
+}
+
+/// Items of the array that a command answers.
+fn ask(connection: &mut Connection, words: &[&[u8]]) -> Result<Vec<Value>> {
+    let mut batch = Batch::default();
+    batch.add("", words);
+    let sent = connection.send_packed_command(&batch.bytes).and_then(|()| connection.recv_response());
+    match sent {
+        Ok(Value::Array(items)) => Ok(items),
+        Ok(other) => Err(Error::new(ErrorKind::Device, format!("the directory's server answers {}", kind_of(&other)))),
+        Err(error) => Err(Error::new(ErrorKind::Device, format!("the directory's server does not answer: {error}"))),
+    }
+}
+
+fn kind_of(value: &Value) -> String {
+    match value {
+        Value::ServerError(refusal) => refusal.to_string(),
+        Value::Nil => "that it knows none of that name".into(),
+        _ => "something that is no list".into(),
+    }
+}
+
+/// The first answer; if there is none, what was wrong with the last.
+fn first_that_works<T>(hosts: &[(String, u16)], question: impl Fn(&str, u16) -> Result<T>) -> Result<T> {
+    let mut last = None;
+    for (host, port) in hosts {
+        match question(host, *port) {
+            Ok(answer) => return Ok(answer),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::new(ErrorKind::InvalidArgument, "the directory's URL names no host")))
+}
+
+/// Whom a sentinel says to be the master.
+fn master_by(url: &DirectoryUrl, host: &str, port: u16, name: &str) -> Result<(String, u16)> {
+    let mut connection = connect_to(url, host, port, true)?;
+    let answer = ask(&mut connection, &[b"SENTINEL", b"get-master-addr-by-name", name.as_bytes()])?;
+    let [master, master_port] = &answer[..] else { return Err(unusable(host, port, "knows no master of that name")) };
+    let found = text_of(master).zip(text_of(master_port).and_then(|port| port.parse().ok()));
+    found.ok_or_else(|| unusable(host, port, "names a master that cannot be read"))
+}
+
+/// Which masters hold which slots, as one node of a cluster knows it.
+fn ranges_by(url: &DirectoryUrl, host: &str, port: u16) -> Result<Vec<SlotRange>> {
+    let mut connection = connect_to(url, host, port, false)?;
+    let answer = ask(&mut connection, &[b"CLUSTER", b"SLOTS"])?;
+    let ranges = answer.iter().map(|item| slot_range(item, host)).collect::<Option<Vec<_>>>();
+    ranges.ok_or_else(|| unusable(host, port, "describes its cluster in a way that cannot be read"))
+}
+
+fn slot_range(item: &Value, asked: &str) -> Option<SlotRange> {
+    let Value::Array(fields) = item else { return None };
+    let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &fields[..] else { return None };
+    let [host, Value::Int(port), ..] = &master[..] else { return None };
+    // A node that does not know its own address leaves it out.
+    let host = text_of(host).filter(|host| !host.is_empty() && host != "?").unwrap_or_else(|| asked.to_owned());
+    let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok().filter(|last| *last < SLOTS)?);
+    (first <= last).then_some(SlotRange { first, last, host, port: u16::try_from(*port).ok()? })
+}
+
+/// Text of a reply.
+pub(super) fn text_of(value: &Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+fn is_text(value: &Value, text: &str) -> bool {
+    text_of(value).is_some_and(|value| value == text)
+}
+
+fn failed(address: &(String, u16), error: &redis::RedisError) -> Error {
+    unusable(&address.0, address.1, &format!("does not answer ({error})"))
+}
+
+fn unusable(host: &str, port: u16, what: &str) -> Error {
+    Error::new(ErrorKind::Device, format!("the directory's server {host}:{port} {what}"))
+}
