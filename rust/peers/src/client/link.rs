@@ -90,7 +90,7 @@ async fn greet(inner: &Arc<Inner>, peer: &Peer) -> Result<Arc<Up>> {
         timeout(2 * CONNECT_TIME_MAX, work).await.unwrap_or_else(|_| Err(failed("it does not answer".to_owned())))?;
     let mut state = lock(&peer.state);
     state.rtt = Some(rtt);
-    state.is_good = false;
+    (state.is_good, state.problem) = (false, None);
     if up.hello.pool_id != inner.pool.pool_id() {
         state.link = Link::Up(Arc::clone(&up));
     }

@@ -235,6 +235,8 @@ fn judge(
     channel: &mut Option<OpenChannel>,
 ) -> Vec<(usize, BlockRef)> {
     let targets: Vec<BlockRef> = leased.blocks.iter().map(|leased| leased.target).collect();
+    // By our own clock, which began before the peer's: what came later may be of another block.
+    let in_time = Instant::now() <= leased.until;
     let released = up.calls.release(leased.ticket.lease);
     if let Some(error) = &outcome.broken {
         *channel = None;
@@ -257,7 +259,7 @@ fn judge(
             false
         }
     };
-    if !held {
+    if !held || !in_time {
         peer.counters.leases_lost.add(1);
         slots::give_up(fetch, &targets, true);
         return Vec::new();

@@ -1,0 +1,155 @@
+//! A server that stands before a true one and says something wrong.
+
+use std::net::SocketAddr;
+
+use pegaflow_peers::proto::peer_client::PeerClient;
+use pegaflow_peers::proto::peer_server::{Peer, PeerServer};
+use pegaflow_peers::proto::{self, *};
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status};
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lie {
+    OtherVersion,
+    TiersBeyondKeys,
+    UnknownTiers,
+    NoTiers,
+    LeaseOfOtherKeys,
+    LeaseTwice,
+    LeaseBackwards,
+    LeaseOfOtherParts,
+    LeaseWithoutSecret,
+    LeaseOfValues,
+    LeaseThatIsOver,
+    WrongChecksum,
+    WrongSecret,
+    NotHeld,
+    NoAnswerToRelease,
+    Forgets,
+    Errors,
+}
+
+impl Lie {
+    pub(crate) const ALL: [Self; 17] = [
+        Self::OtherVersion,
+        Self::TiersBeyondKeys,
+        Self::UnknownTiers,
+        Self::NoTiers,
+        Self::LeaseOfOtherKeys,
+        Self::LeaseTwice,
+        Self::LeaseBackwards,
+        Self::LeaseOfOtherParts,
+        Self::LeaseWithoutSecret,
+        Self::LeaseOfValues,
+        Self::LeaseThatIsOver,
+        Self::WrongChecksum,
+        Self::WrongSecret,
+        Self::NotHeld,
+        Self::NoAnswerToRelease,
+        Self::Forgets,
+        Self::Errors,
+    ];
+
+    /// It could be the truth: a miss, for which nobody is left alone.
+    pub(crate) fn is_no_failure(self) -> bool {
+        matches!(self, Self::NotHeld | Self::LeaseThatIsOver | Self::WrongSecret)
+    }
+}
+
+#[derive(Clone)]
+struct Service {
+    true_one: PeerClient<Channel>,
+    lie: Lie,
+}
+
+pub(crate) struct Liar {
+    pub(crate) address: String,
+    _runtime: Runtime,
+}
+
+impl Liar {
+    pub(crate) fn start(true_address: &str, lie: Lie) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let endpoint = Endpoint::from_shared(format!("http://{true_address}")).unwrap();
+        let true_one = PeerClient::new(runtime.block_on(endpoint.connect()).unwrap());
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address: SocketAddr = listener.local_addr().unwrap();
+        drop(listener);
+        let service = PeerServer::new(Service { true_one, lie });
+        runtime.spawn(tonic::transport::Server::builder().add_service(service).serve(address));
+        Self { address: address.to_string(), _runtime: runtime }
+    }
+}
+
+impl Service {
+    fn spoil(&self, lease: &mut LeaseReply) {
+        let Some(first) = lease.blocks.first().cloned() else { return };
+        match self.lie {
+            Lie::LeaseOfOtherKeys => lease.blocks[0].key = 1000,
+            Lie::LeaseTwice => lease.blocks.push(first),
+            Lie::LeaseBackwards => lease.blocks.reverse(),
+            Lie::LeaseOfOtherParts => drop(lease.blocks[0].parts.pop()),
+            Lie::LeaseWithoutSecret => lease.secret.clear(),
+            Lie::LeaseOfValues => lease.blocks[0].used_bytes = 7,
+            Lie::LeaseThatIsOver => lease.time_ms = 0,
+            Lie::WrongChecksum => lease.blocks.iter_mut().for_each(|block| block.checksum = Some(1)),
+            Lie::WrongSecret => lease.secret[3] ^= 1,
+            _ => {}
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Peer for Service {
+    async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        let mut reply = self.true_one.clone().hello(request).await?;
+        if self.lie == Lie::OtherVersion {
+            reply.get_mut().version = 2;
+        }
+        Ok(reply)
+    }
+
+    async fn find(&self, request: Request<FindRequest>) -> Result<Response<FindReply>, Status> {
+        let mut reply = self.true_one.clone().find(request).await?;
+        let tiers = &mut reply.get_mut().tiers;
+        match self.lie {
+            Lie::TiersBeyondKeys => tiers[0].push(1),
+            Lie::UnknownTiers => tiers[0][0] = 3,
+            Lie::NoTiers => tiers.clear(),
+            Lie::Forgets => return Err(Status::failed_precondition("who are you?")),
+            Lie::Errors => return Err(Status::internal("no\n\x1b[31m reason")),
+            _ => {}
+        }
+        Ok(reply)
+    }
+
+    async fn lease(&self, request: Request<LeaseRequest>) -> Result<Response<LeaseReply>, Status> {
+        let mut reply = self.true_one.clone().lease(request).await?;
+        self.spoil(reply.get_mut());
+        Ok(reply)
+    }
+
+    async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseReply>, Status> {
+        let mut reply = self.true_one.clone().release(request).await?;
+        match self.lie {
+            Lie::NotHeld => reply.get_mut().held = vec![0],
+            Lie::NoAnswerToRelease => return Err(Status::internal("gone")),
+            _ => {}
+        }
+        Ok(reply)
+    }
+
+    async fn regions(&self, request: Request<RegionsRequest>) -> Result<Response<RegionsReply>, Status> {
+        self.true_one.clone().regions(request).await
+    }
+
+    async fn connect(&self, request: Request<ConnectRequest>) -> Result<Response<ConnectReply>, Status> {
+        self.true_one.clone().connect(request).await
+    }
+
+    async fn health(&self, request: Request<HealthRequest>) -> Result<Response<proto::HealthReply>, Status> {
+        self.true_one.clone().health(request).await
+    }
+}
