@@ -5,6 +5,7 @@ pub mod credentials;
 pub mod directory;
 mod fetch;
 pub mod limits;
+pub mod network;
 mod random;
 pub mod rdma;
 pub mod server;

@@ -13,6 +13,7 @@ mod layout;
 mod log;
 mod namespace;
 mod objects;
+mod peers;
 mod pool;
 mod ssd;
 mod tier;
@@ -35,6 +36,8 @@ mod _native {
     use crate::namespace::Namespace;
     #[pymodule_export]
     use crate::objects::ObjectStore;
+    #[pymodule_export]
+    use crate::peers::{Nic, PeerFetch, PeerQuery, PeerServer, Peers};
     #[pymodule_export]
     use crate::pool::Pool;
     #[pymodule_export]

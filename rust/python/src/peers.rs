@@ -52,8 +52,8 @@ impl Nic {
     }
 }
 
-fn ports(nics: Vec<Bound<'_, Nic>>) -> Vec<rdma::Nic> {
-    nics.iter().map(|nic| nic.get().0.clone()).collect()
+fn ports(nics: Option<Vec<Bound<'_, Nic>>>) -> Vec<rdma::Nic> {
+    nics.unwrap_or_default().iter().map(|nic| nic.get().0.clone()).collect()
 }
 
 fn credentials(token: Option<&str>, tls: Option<(PathBuf, PathBuf, PathBuf)>) -> Result<Credentials> {
@@ -68,14 +68,14 @@ pub(crate) struct PeerServer(Closable<pegaflow_peers::PeerServer>);
 #[pymethods]
 impl PeerServer {
     #[new]
-    #[pyo3(signature = (pool, listen, *, token=None, tls=None, nics=Vec::new()))]
+    #[pyo3(signature = (pool, listen, *, token=None, tls=None, nics=None))]
     fn new(
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
         listen: String,
         token: Option<&str>,
         tls: Option<(PathBuf, PathBuf, PathBuf)>,
-        nics: Vec<Bound<'_, Nic>>,
+        nics: Option<Vec<Bound<'_, Nic>>>,
     ) -> Result<Self> {
         let (pool, nics, credentials) = (pool.get().get()?, ports(nics), credentials(token, tls)?);
         let server = py.engine(|| {
@@ -114,14 +114,14 @@ pub(crate) struct Peers(Closable<pegaflow_peers::Peers>);
 #[pymethods]
 impl Peers {
     #[new]
-    #[pyo3(signature = (pool, addresses, *, token=None, tls=None, nics=Vec::new(), qps_per_peer=2))]
+    #[pyo3(signature = (pool, addresses, *, token=None, tls=None, nics=None, qps_per_peer=2))]
     fn new(
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
         addresses: Vec<String>,
         token: Option<&str>,
         tls: Option<(PathBuf, PathBuf, PathBuf)>,
-        nics: Vec<Bound<'_, Nic>>,
+        nics: Option<Vec<Bound<'_, Nic>>>,
         qps_per_peer: usize,
     ) -> Result<Self> {
         let (pool, nics, credentials) = (pool.get().get()?, ports(nics), credentials(token, tls)?);
