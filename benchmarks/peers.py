@@ -23,6 +23,8 @@ ADDRESSES = ("10.98.7.1", "10.98.7.2")
 PORT = 7611
 READ_BLOCKS, READ_BYTES, READ_DEPTH, READ_PORT = 16, 1 << 20, 16, 7612
 """By RDMA: one READ per block, as many at a time as ib_read_bw is told."""
+RAW_PORT = 18515
+"""Where ib_read_bw listens."""
 AIMS = {"TCP": 0.85, "RDMA": 0.90}
 
 
@@ -47,8 +49,12 @@ def started(*command: str, ready: str | None = None) -> Iterator[None]:
             raise SystemExit(f"{' '.join(command)} ended early")
         yield
     finally:
-        process.terminate()
-        process.wait()
+        try:
+            # It ends with its client, and takes its pool along.
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
 
 
 @contextmanager
@@ -95,12 +101,29 @@ def iperf(server: Sequence[str], client: Sequence[str]) -> float:
     return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 8
 
 
+def wait_for_listener(port: int) -> None:
+    """Until something on this machine listens on a TCP port; what it prints comes only when it ends."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+            if any(row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A" for row in table.open()):
+                return
+        time.sleep(0.05)
+    raise SystemExit(f"Nothing listens on port {port}.")
+
+
 def ib_read_bw(devices: Sequence[str], gid: str, address: str) -> float:
     """Bytes per second of READs by ib_read_bw, with the size and depth of ours."""
     options = ("-x", gid, "-F", "-s", str(READ_BYTES), "-t", str(READ_DEPTH), "-n", "64", "--report_gbits")
-    with started("ib_read_bw", "-d", devices[1], *options, ready="***"):
-        time.sleep(0.5)
-        text = run("ib_read_bw", "-d", devices[0], *options, address)
+    server = subprocess.Popen(
+        ("ib_read_bw", "-d", devices[1], *options), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for_listener(RAW_PORT)
+        text = run("ib_read_bw", "-d", devices[0], *options, address, seconds=300)
+    finally:
+        server.terminate()
+        server.wait()
     rows = [line.split() for line in text.splitlines() if line.strip().startswith(str(READ_BYTES))]
     return float(rows[-1][3]) * 1e9 / 8
 

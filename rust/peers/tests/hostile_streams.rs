@@ -147,17 +147,19 @@ fn a_server_that_trickles_is_given_up_at_the_deadline() {
 #[test]
 fn a_stream_that_the_server_closed_between_reads_is_opened_anew() {
     let client = Client::new(2);
-    let mut server = Scripted::new(3, |mut stream| {
+    let (tell, closed) = mpsc::channel();
+    let mut server = Scripted::new(3, move |mut stream| {
         let asked = scripted::request(&mut stream, true);
         scripted::write(&mut stream, &scripted::answer(&asked, &SIZES));
+        drop(stream);
+        tell.send(()).unwrap();
     });
     let mut channel = client.open(&server);
     for _ in 0..3 {
         let outcome = channel.read(&client.reads, soon());
         assert!(outcome.broken.is_none(), "{:?}", outcome.broken);
         assert_eq!(client.check(&outcome.arrived), client.reads.len());
-        // The end of the stream has to be there before the next read.
-        std::thread::sleep(Duration::from_millis(50));
+        closed.recv().unwrap();
     }
     server.join();
 }
@@ -235,8 +237,6 @@ fn a_client_that_does_not_read_holds_no_lease_beyond_its_end() {
     (0..8).for_each(|block: u8| bytes.extend_from_slice(&[block, 0, 0, 0, 0, 0, 0, 0]));
     stream.write_all(&bytes).unwrap();
     until("the server sends", || rig.leases.sending() == 1);
-    std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(rig.leases.sending(), 1, "it waits for the client");
     rig.leases.end(ticket.lease);
     until("the server has stopped", || rig.leases.sending() == 0);
     until("the stream is gone", || rig.tcp.lock().unwrap().as_ref().unwrap().streams() == 0);

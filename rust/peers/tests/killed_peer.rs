@@ -69,9 +69,11 @@ impl Drop for Peer {
     }
 }
 
-fn connect(peer: &Peer, transport: &dyn Transport, slots: &[BlockRef]) -> (Box<dyn Channel>, Vec<PartRead>) {
+/// A channel, what to read over it, and the talk, at whose end the peer would go by itself.
+fn connect(peer: &Peer, transport: &dyn Transport, slots: &[BlockRef]) -> (Box<dyn Channel>, Vec<PartRead>, Arc<Talk>) {
     let (talk, hello, lease, places) = Talk::begin(TcpStream::connect(peer.address).unwrap());
-    let opened = transport.open(HOST, &hello, [3; 16], Arc::new(talk), soon());
+    let talk = Arc::new(talk);
+    let opened = transport.open(HOST, &hello, [3; 16], Arc::clone(&talk) as _, soon());
     let channel = opened.unwrap_or_else(|error| panic!("{error}"));
     let ticket = Ticket { lease, secret: [lease as u8 ^ 0x5A; 16] };
     let read = |(at, target): (usize, &BlockRef)| PartRead {
@@ -83,7 +85,7 @@ fn connect(peer: &Peer, transport: &dyn Transport, slots: &[BlockRef]) -> (Box<d
         bytes: BYTES,
         target: *target,
     };
-    (channel, slots.iter().enumerate().map(read).collect())
+    (channel, slots.iter().enumerate().map(read).collect(), talk)
 }
 
 fn kill_in_the_middle(transport: &dyn Transport, side: &Side, devices: &[String]) {
@@ -92,8 +94,12 @@ fn kill_in_the_middle(transport: &dyn Transport, side: &Side, devices: &[String]
     let mut slowest = Duration::ZERO;
     for _ in 0..KILLS {
         let mut peer = Peer::start(devices);
-        let (mut channel, reads) = connect(&peer, transport, &slots);
-        let (mut whole, wait) = (0, Duration::from_micros(numbers.below(60_000)));
+        let (mut channel, reads, _talk) = connect(&peer, transport, &slots);
+        let started = Instant::now();
+        let mut whole = check_arrived(side, 0, &reads, &channel.read(&reads, soon()));
+        assert_eq!(whole, reads.len());
+        // In the middle of the next read, or of one of those behind it.
+        let wait = Duration::from_micros(numbers.below(1 + 2 * started.elapsed().as_micros() as u64));
         let (killed, outcome, ended) = std::thread::scope(|scope| {
             let killer = scope.spawn(|| {
                 std::thread::sleep(wait);

@@ -93,8 +93,10 @@ fn read(arguments: &[String]) {
         None => Box::new(TcpTransport::new(side.space())),
     };
     let soon = || Instant::now() + Duration::from_secs(120);
+    // Kept to the end: with it the server goes.
     let talk: Arc<dyn ControlCalls> = Arc::new(talk);
-    let mut channel = transport.open(host, &hello, SESSION, talk, soon()).unwrap_or_else(|error| panic!("{error}"));
+    let mut channel =
+        transport.open(host, &hello, SESSION, Arc::clone(&talk), soon()).unwrap_or_else(|error| panic!("{error}"));
     let ticket = Ticket { lease: ticket, secret: [ticket as u8 ^ 0x5A; 16] };
     let reads: Vec<PartRead> = (0..plan.blocks as usize)
         .map(|at| PartRead {
