@@ -9,10 +9,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pegaflow.errors import InvalidArgument
+from pegaflow.p2p.addresses import parse_listen, parse_peers
+from pegaflow.p2p.devices import parse_nics
+from pegaflow.p2p.secrets import TOKEN_VARIABLE, parse_file, read_token
 
 PREFIX = "pegaflow."
 MODES = ("read_write", "save_only")
@@ -25,6 +28,7 @@ SSD_DEPTH_MAX = 128
 SSD_CAPACITY_BYTES_MIN = 64 << 20
 SSD_WRITE_BYTES_MIN = 10**6
 PREFETCH_WAIT_MS_MAX = 60_000
+QPS_PER_PEER_MAX = 16
 LOAD_TIMEOUT_SECONDS_MIN = 30.0
 CUDA_CTAS_MAX = 1024
 CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX = 6 << 20, 6 << 30
@@ -60,8 +64,6 @@ _NOT_YET = (
     "tp_shard_endpoints",
     "enable_lfu_admission",
     "metaserver_addr",
-    "nics",
-    "qps_per_peer",
     "max_prefetch_blocks",
 )
 _NOT_YET_PREFIXES = ("pd_", "pd.", "nixl.")
@@ -121,13 +123,35 @@ class ConnectorConfig:
     ssd_backend: str = "auto"
     """How the kernel is asked: ``"uring"``, ``"threads"`` or ``"auto"``."""
     prefetch_wait_ms_max: int = 5_000
-    """How long a request waits at most for blocks that are on SSD; 0: it takes what is in memory."""
+    """How long a request waits at most for blocks that are on SSD or with peers; 0: it takes what is in memory."""
+    peers: tuple[str, ...] = ()
+    """``"host:port"`` of other hosts' pools, each perhaps a name for several; empty: none is asked."""
+    peer_listen: str | None = None
+    """``"ip:port"`` at which this process answers peers for the pool, if no sibling does; ``None``: it does not."""
+    peer_token_file: str | None = None
+    peer_token: str | None = field(default=None, repr=False)
+    """What peers show each other."""
+    peer_tls_certificate: str | None = None
+    peer_tls_key: str | None = None
+    peer_tls_ca: str | None = None
+    """Files for TLS, all three or none."""
+    nics: tuple[str, ...] | None = None
+    """RDMA ports to use; ``None``: all that are there; empty: none, only TCP."""
+    qps_per_peer: int = 2
+    """Queue pairs to each peer on each port."""
     load_timeout_seconds: float = 120.0
     """A load that takes longer is reported in the log and the metrics; it is never abandoned half-way."""
     instance_id: str | None = None
     """Shown by ``pegaflow inspect``; it names nothing that is shared."""
     notes: tuple[str, ...] = ()
     """Sentences to log once at start."""
+
+    @property
+    def peer_tls(self) -> tuple[str, str, str] | None:
+        """Files of certificate, key and authorities; ``None`` without TLS."""
+        if self.peer_tls_certificate is None or self.peer_tls_key is None or self.peer_tls_ca is None:
+            return None
+        return self.peer_tls_certificate, self.peer_tls_key, self.peer_tls_ca
 
     @property
     def reads(self) -> bool:
@@ -274,6 +298,14 @@ _OPTIONS = {
     "ssd_prefetch_inflight": _Option("ssd_read_depth", _whole(1, SSD_DEPTH_MAX)),
     "ssd_backend": _Option("ssd_backend", _one_of(SSD_BACKENDS)),
     "prefetch_wait_ms_max": _Option("prefetch_wait_ms_max", _whole(0, PREFETCH_WAIT_MS_MAX)),
+    "peers": _Option("peers", parse_peers),
+    "peer_listen": _Option("peer_listen", parse_listen),
+    "peer_token_file": _Option("peer_token_file", parse_file),
+    "peer_tls_cert": _Option("peer_tls_certificate", parse_file),
+    "peer_tls_key": _Option("peer_tls_key", parse_file),
+    "peer_tls_ca": _Option("peer_tls_ca", parse_file),
+    "nics": _Option("nics", parse_nics),
+    "qps_per_peer": _Option("qps_per_peer", _whole(1, QPS_PER_PEER_MAX)),
 }
 
 
@@ -298,7 +330,11 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
             given[name] = variable
             fields[option.field] = option.parse(environ[variable], variable)
     _check_ssd(given)
+    if "peers" in given or "peer_listen" in given:
+        written = given.get("peer_token_file", "")
+        fields["peer_token"] = read_token(fields.get("peer_token_file"), written, environ)
     config = ConnectorConfig(**fields, instance_id=environ.get("PEGAFLOW_INSTANCE_ID"))
+    _check_peers(config, given)
     if config.pool_bytes and config.segment_bytes and config.segment_bytes > config.pool_bytes:
         raise InvalidArgument(
             f"pegaflow.segment_size ({config.segment_bytes} bytes) must not be larger than pegaflow.pool_size "
@@ -323,6 +359,26 @@ def _check_ssd(given: Mapping[str, str]) -> None:
     alone = next((written for name, written in given.items() if name.startswith("ssd_")), None)
     if alone and not path:
         raise InvalidArgument(f"{alone} has no meaning without {PREFIX}ssd_cache_path: say where the cache may be.")
+
+
+def _check_peers(config: ConnectorConfig, given: Mapping[str, str]) -> None:
+    tls = [name for name in ("peer_tls_cert", "peer_tls_key", "peer_tls_ca") if name in given]
+    alone = next((given[name] for name in ("peer_token_file", *tls, "nics", "qps_per_peer") if name in given), None)
+    if not config.peers and config.peer_listen is None:
+        if alone:
+            raise InvalidArgument(
+                f"{alone} has no meaning without {PREFIX}peers or {PREFIX}peer_listen: set one of them."
+            )
+        return
+    if tls and config.peer_tls is None:
+        raise InvalidArgument(
+            f"{given[tls[0]]} is not enough: set {PREFIX}peer_tls_cert, {PREFIX}peer_tls_key and {PREFIX}peer_tls_ca."
+        )
+    if config.peer_token is None and config.peer_tls is None:
+        raise InvalidArgument(
+            f"{given.get('peers') or given.get('peer_listen')} needs {PREFIX}peer_token_file, {TOKEN_VARIABLE} in the "
+            f"environment or {PREFIX}peer_tls_cert, _key and _ca: hosts that do not know each other share no blocks."
+        )
 
 
 def _check_known(key: str) -> None:

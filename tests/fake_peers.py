@@ -5,6 +5,7 @@ from typing import Any
 
 from pegaflow.errors import PegaFlowError
 
+NUMBERS = {"bytes_fetched": 0, "queued_bytes": 0, "blocks_corrupt": 0}
 BROKEN = PegaFlowError("the connections are damaged")
 
 
@@ -15,6 +16,7 @@ class FakePeers:
         self.pool, self.others = pool, list(others)
         self.state = "up"
         """Of every peer."""
+        self.problem: str | None = None
         self.answer_after_polls = 0
         self.blocks_per_poll = 1_000
         self.keys_max = 1_024
@@ -42,7 +44,8 @@ class FakePeers:
 
     def facts(self) -> list[dict[str, Any]]:
         self._check()
-        return [{"address": f"10.0.0.{number}:7441", "state": self.state} for number, _ in enumerate(self.others, 2)]
+        fact = {"state": self.state, "problem": self.problem, **NUMBERS}
+        return [{"address": f"10.0.0.{number}:7441", **fact} for number, _ in enumerate(self.others, 2)]
 
     def read_seconds(self, block_bytes: int) -> float | None:
         return block_bytes / self.bytes_per_second if self.bytes_per_second else None

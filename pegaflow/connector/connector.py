@@ -29,6 +29,7 @@ from pegaflow.connector.locking_report import LockingReport
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import StepPlan, WorkerShape
 from pegaflow.connector.namespaces import Store
+from pegaflow.connector.peer_link import PeerLink, PeerTypes
 from pegaflow.connector.prometheus import PegaPromMetrics, PegaStats
 from pegaflow.connector.scheduler import SchedulerHalf, log_notes
 from pegaflow.connector.worker import WorkerHalf
@@ -56,6 +57,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._store: Store | None = None
+        self._link: PeerLink | None = None
         self._native = _native_types(config, str(self._kv_transfer_config.engine_id))
         if role is kv_base.KVConnectorRole.SCHEDULER:
             self._start_scheduler(config)
@@ -300,6 +302,9 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             self._recorder.count("hook_errors")
             logger.error("PegaFlow is off, vLLM goes on without it: %r", error, exc_info=error)
             store, self._store, self._scheduler = self._store, None, None
+            link, self._link = self._link, None
+            if link is not None:
+                self._guard.run("leaving peers", None, link.close)
             if store is not None:
                 self._guard.run("leaving the pool", None, store.close)
 
@@ -309,7 +314,8 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         ranks = compat.rank_count(vllm_config)
         identity = ModelIdentity(vllm_config, geometry, vllm.__version__, compat.none_hash)
         replicas = compat.replica_count(vllm_config, kv_cache_config)
-        open_pool = partial(_open_with_ssd, config, str(self._kv_transfer_config.engine_id))
+        self._link = PeerLink(config, PeerTypes(_native.PeerServer, _native.Peers, _native.Nic))
+        open_pool = partial(_open_whole, config, str(self._kv_transfer_config.engine_id), self._link)
         pool, problem = _try_to_open(open_pool)
         self._store = Store(pool, geometry, identity, ranks, replicas, open_pool)
         problem = problem or config_problem(vllm_config)
@@ -328,6 +334,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
             event_maker=KVEventMaker(self._group_facts) if compat.wants_events(vllm_config) else None,
             bypasses=partial(compat.bypasses_cache, media_numbered=compat.numbers_media(vllm_config)),
             adapters=compat.adapters(vllm_config),
+            link=self._link,
         )
         self._store.prepare()
         _warn(vllm_config, geometry)
@@ -433,6 +440,17 @@ def _open_with_ssd(config: ConnectorConfig, engine_id: str) -> "Pool":
         raise
     except PegaFlowError as error:
         logger.warning("PegaFlow: no SSD tier, serving goes on without it: %s", error)
+    return pool
+
+
+def _open_whole(config: ConnectorConfig, engine_id: str, link: PeerLink) -> "Pool":
+    """The pool with its SSD tier; peers are served and asked from now on."""
+    pool = _open_with_ssd(config, engine_id)
+    try:
+        link.open(pool)
+    except InvalidArgument:
+        pool.close()
+        raise
     return pool
 
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 ROUNDS_MAX = 2
 """How often peers are asked for one request: a second time after it lost its blocks, say."""
 
-KEYS_ASKED_MAX = 1 << 15
-"""Keys of each group in one round."""
+KEYS_ASKED_MAX = 1 << 16
+"""Keys of one round."""
 
 SHARE_MAX = 4
 """At most this part of the pool (one in so many bytes) is held for requests that are put off."""
@@ -149,7 +149,7 @@ class PeerFetches:
             chained = group.kind is GroupKind.FULL
             first = namespaces[group.index].lookup(own) if chained else computed_tokens // group.block_tokens
             wanted[group.index] = (own, first, chained)
-        questions = questions_of(wanted, KEYS_ASKED_MAX)
+        questions = questions_of(wanted, KEYS_ASKED_MAX // len(wanted))
         blocks = {group: -(-missing_tokens // self.geometry.group(group).block_tokens) for group in questions}
         size = sum(
             namespaces[group].block_bytes * min(count, len(questions[group].keys))

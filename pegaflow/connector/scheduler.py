@@ -19,6 +19,8 @@ from pegaflow.connector.loads import ASK_AGAIN, MISS, Answer, Loads
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import PoolAddress, RankReport, SaveJob, StepPlan
 from pegaflow.connector.namespaces import Store
+from pegaflow.connector.peer_link import PeerLink
+from pegaflow.connector.peer_report import PeerReport
 from pegaflow.connector.peer_runs import PeerClient
 from pegaflow.connector.peer_watch import PeerWatch
 from pegaflow.connector.peering import PeerFetches
@@ -60,14 +62,13 @@ class SchedulerHalf:
         wiped_by_first_pass: bool = False,
         hash_tokens: HashTokens | None = None,
         event_maker: EventMaker | None = None,
-        peers: Callable[[], PeerClient | None] = lambda: None,
+        link: PeerLink | None = None,
     ) -> None:
         """``ranks``: workers that report each job. ``settle``: see ``StepPlan.settle``. ``bypasses``: tells requests
         that must be left alone. ``adapters``: tells LoRA adapters apart. ``names_layers``: whether vLLM names each
         layer before it runs, so that forward passes can follow loads. ``wiped_by_first_pass``: see
         ``compat.wiped_by_first_pass``. ``hash_tokens``: vLLM's hash of the tokens of a tail. ``event_maker``:
-        if somebody wants to know which blocks are in the pool. ``peers``: connections to other hosts, once there are
-        any."""
+        if somebody wants to know which blocks are in the pool. ``link``: to other hosts, if there may be any."""
         self.table = RequestTable()
         self._config = config
         self._geometry = geometry
@@ -93,7 +94,9 @@ class SchedulerHalf:
         self._ssd_report = SsdReport()
         seconds_max = config.prefetch_wait_ms_max / 1_000
         prefetches = Prefetches(geometry, recorder, self._guard, self._speed, seconds_max)
-        client = partial(_client, store, peers)
+        self._link = link
+        self._peer_report = PeerReport()
+        client = partial(_client, store, link)
         patient = config.wait_for_full_prefix
         fetches = PeerFetches(geometry, recorder, self._guard, self._speed, seconds_max, client, patient)
         watch = PeerWatch(client, self._guard)
@@ -150,6 +153,8 @@ class SchedulerHalf:
         self._speed.planned(tokens)
         self._wiped_later = self._wiped_later and not runs_model
         self._guard.run("looking at the SSD tier", None, self._look_at_ssd)
+        if self._link is not None:
+            self._guard.run("looking at peers", None, partial(self._peer_report.observe, self._link, self._recorder))
         self._guard.run("publishing saves", None, self._saves.complete_confirmed)
         loads = self._loads.take_jobs()
         saves = self._saves.take_late()
@@ -249,6 +254,8 @@ class SchedulerHalf:
         self._guard.run("withdrawing offers", None, self._loads.withdraw_all)
         self._adapters.close()
         self._ssd_report.close()
+        if self._link is not None:
+            self._guard.run("leaving peers", None, self._link.close)
         self._store.close()
 
     def _state_of(self, request: Any) -> RequestState:
@@ -290,9 +297,9 @@ class SchedulerHalf:
         self._saves.watch()
 
 
-def _client(store: Store, peers: Callable[[], PeerClient | None]) -> PeerClient | None:
+def _client(store: Store, link: PeerLink | None) -> PeerClient | None:
     """Connections to other hosts, unless nobody else can have this engine's blocks."""
-    return peers() if store.shares else None
+    return link.client if link is not None and store.shares else None
 
 
 def log_notes(config: ConnectorConfig) -> None:

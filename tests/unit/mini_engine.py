@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from pegaflow.config import ConnectorConfig
@@ -175,6 +176,7 @@ class MiniEngine:
         self.before_workers: Callable[[], None] = lambda: None
         """Called in each step when it is planned but no worker has heard of it."""
         config = ConnectorConfig(**options)
+        link: Any = SimpleNamespace(client=peers, server=None, close=lambda: None) if peers is not None else None
         layout: Any = FakeLayout
         self._native = native or NativeTypes(lambda name, shm_dir: self.pool, self._fake_copier, layout)
         self.store = Store(self.pool, geometry, self.identity, ranks, replicas)
@@ -190,7 +192,7 @@ class MiniEngine:
             wiped_by_first_pass=wiped_by_first_pass,
             hash_tokens=hash_tokens,
             event_maker=event_maker,
-            peers=lambda: peers,
+            link=link,
         )
         self.scheduler.bind_block_pool(self.block_pool)
         self.copiers: list[FakeCopier] = []

@@ -89,7 +89,7 @@ def test_option_of_a_missing_feature_is_refused_by_name(key: str) -> None:
         parse_config({f"pegaflow.{key}": True}, {})
 
 
-@pytest.mark.parametrize("variable", ["PEGAFLOW_PD_DEVICE", "PEGAFLOW_NICS"])
+@pytest.mark.parametrize("variable", ["PEGAFLOW_PD_DEVICE", "PEGAFLOW_METASERVER_ADDR"])
 def test_missing_feature_is_refused_in_the_environment_too(variable: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{variable} is not supported by this version"):
         parse_config({}, {variable: "1"})

@@ -38,6 +38,7 @@ def bare(engine: MiniEngine | None = None, worker: bool = False) -> Any:
     connector._kv_cache_config = SimpleNamespace(kv_cache_groups=[None])
     connector._scheduler = engine.scheduler if engine and not worker else None
     connector._store = engine.store if engine and not worker else None
+    connector._link = None
     connector._worker = engine.workers[0] if engine and worker else None
     return connector
 

@@ -23,7 +23,10 @@ def table_of(document: str) -> dict[str, str]:
 
 NOT_SET = [("save_rate_max", 0), ("ssd_write_max", 0), ("ssd_cache_capacity", 0)]
 WITHOUT_EFFECT = {*config._SERVER_OPTIONS, *config._SSD_OPTIONS_WITHOUT_EFFECT}
-FOR_SPECIALISTS = {"hugepages_dir", "ssd_write_inflight", "ssd_prefetch_inflight", "ssd_backend"}
+FOR_SPECIALISTS = {
+    "hugepages_dir", "ssd_write_inflight", "ssd_prefetch_inflight", "ssd_backend", "qps_per_peer", "peer_tls_key",
+    "peer_tls_ca", "peer_tls_cert",
+}  # fmt: skip
 """The README leaves them to the document, with SSD options that have no effect."""
 
 
@@ -57,5 +60,7 @@ def test_defaults_are_those_of_the_code(document: str) -> None:
 
 def test_environment_variables_are_listed() -> None:
     text = (ROOT / "docs/vllm.md").read_text()
-    for variable in ("PEGA_LOAD_TIMEOUT_SECONDS", "PEGAFLOW_INSTANCE_ID", "PEGAFLOW_SHARE_DUMMY_WEIGHTS"):
+    for variable in (
+        "PEGA_LOAD_TIMEOUT_SECONDS", "PEGAFLOW_PEER_TOKEN", "PEGAFLOW_INSTANCE_ID", "PEGAFLOW_SHARE_DUMMY_WEIGHTS",
+    ):  # fmt: skip
         assert f"| `{variable}` |" in text
