@@ -1,4 +1,4 @@
-"""What ``doctor`` asks about the kernel and the devices: io_uring, NUMA, files, GPUs, RDMA."""
+"""What ``doctor`` asks about the kernel and the devices: io_uring, NUMA, files, GPUs."""
 
 import resource
 
@@ -56,33 +56,3 @@ def cuda(host: Host) -> Finding:
     value = f"kernel driver without usable libcuda ({driver})"
     advice = "Start the container with --gpus all, or install the user-space part of the same driver version."
     return Finding("cuda", WARNING, value, advice)
-
-
-def rdma(host: Host) -> Finding:
-    """RDMA devices, their ports, and whether this user may open them."""
-    base = "/sys/class/infiniband"
-    devices = host.names(base)
-    if not devices:
-        return Finding("rdma", INFO, "no devices", "Nothing to do: this version has no peers yet.")
-    described = [f"{device} ({', '.join(_ports(host, f'{base}/{device}')) or 'no ports'})" for device in devices]
-    value = "; ".join(described)
-    verbs = [one for one in host.names("/dev/infiniband") if one.startswith("uverbs")]
-    if not any(host.accessible(f"/dev/infiniband/{one}") for one in verbs):
-        advice = "This process may not open /dev/infiniband/uverbs*: docker --device /dev/infiniband, or fix its mode."
-        return Finding("rdma", WARNING, value, advice)
-    if "ACTIVE" not in value:
-        return Finding("rdma", WARNING, value, "No port is active: check the cable and 'ip link', or 'ibstat'.")
-    return Finding("rdma", OK, value)
-
-
-def _ports(host: Host, device: str) -> list[str]:
-    node = host.text(f"{device}/device/numa_node")
-    where = f" numa {node}" if node is not None and node.isdecimal() else ""
-    ports = []
-    for port in host.names(f"{device}/ports"):
-        # The kernel writes the state as "4: ACTIVE".
-        state = (host.text(f"{device}/ports/{port}/state") or "unknown").rpartition(": ")[2]
-        rate = host.text(f"{device}/ports/{port}/rate") or "unknown rate"
-        link = host.text(f"{device}/ports/{port}/link_layer") or "unknown link"
-        ports.append(f"port {port} {state} {link} {rate}{where}")
-    return ports

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import click
 from rich.table import Table
 
-from pegaflow.cli import checks_container, checks_memory, checks_software, checks_ssd, checks_system
+from pegaflow.cli import checks_container, checks_memory, checks_peers, checks_software, checks_ssd, checks_system
 from pegaflow.cli.finding import ERROR, WARNING, Finding
-from pegaflow.cli.host import Host
+from pegaflow.cli.host import Host, bind_problem
 from pegaflow.cli.options import json_option, shm_dir_option
 from pegaflow.cli.output import cell, echo_json, format_count, show, state_cell, table
 from pegaflow.errors import PegaFlowError
@@ -67,7 +67,8 @@ def examine(host: Host, shm_dir: str, ssd_directories: Sequence[str] = ()) -> li
         checks_system.numa(host, system.cpus),
         checks_system.open_files(host),
         checks_system.cuda(host),
-        checks_system.rdma(host),
+        checks_peers.rdma(host),
+        checks_peers.peers(host, bind_problem),
     ]
 
 

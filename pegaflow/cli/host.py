@@ -2,6 +2,7 @@
 
 import os
 import resource
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,3 +113,14 @@ class Host:
 
     def _at(self, path: str) -> Path:
         return self.root / path.lstrip("/")
+
+
+def bind_problem(ip: str) -> str | None:
+    """Why nobody can listen on an address of this host; ``None`` if somebody can."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((ip, 0))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

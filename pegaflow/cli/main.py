@@ -14,6 +14,7 @@ from pegaflow.cli.exporter import exporter
 from pegaflow.cli.gc import gc
 from pegaflow.cli.inspect import inspect
 from pegaflow.cli.output import printable
+from pegaflow.cli.peers import peers
 from pegaflow.cli.pools import pools
 from pegaflow.cli.replay import replay
 from pegaflow.cli.rm import rm
@@ -119,6 +120,7 @@ def cli(ctx: click.Context) -> None:
       pegaflow ssd inspect DIR        cache files on SSD; also: ssd verify, ssd rm
       pegaflow exporter               metrics of all pools for Prometheus
       pegaflow replay trace.jsonl     how much a cache of some size would find
+      pegaflow peers list HOST:PORT   do other hosts answer; also: peers bench
 
     Every command has --json for programs. Exit codes: 0 fine, 1 failure or problems found, 2 wrong usage.
     """
@@ -126,5 +128,5 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (doctor, pools, inspect, verify, gc, rm, ssd, exporter, replay):
+for command in (doctor, pools, inspect, verify, gc, rm, ssd, exporter, replay, peers):
     cli.add_command(command)

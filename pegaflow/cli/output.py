@@ -20,6 +20,9 @@ STYLES = {
     "creating": "",
     "in use": "cyan",
     "damaged": "bold red",
+    "up": "green",
+    "backing off": "bold red",
+    "itself": "cyan",
 }
 
 

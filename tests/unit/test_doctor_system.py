@@ -35,6 +35,7 @@ CHECKS = [
     "open files",
     "cuda",
     "rdma",
+    "peers",
 ]
 
 
@@ -87,22 +88,6 @@ def test_cuda_is_asked_through_its_driver(
     finding = checks_system.cuda(host)
     assert finding.level == level
     assert part in finding.value
-
-
-def test_rdma_ports_are_described(host: MadeUpHost) -> None:
-    assert checks_system.rdma(host).level == INFO
-    device = "/sys/class/infiniband/mlx5_0"
-    host.put(f"{device}/ports/1/state", "1: DOWN\n")
-    host.put(f"{device}/ports/1/rate", "400 Gb/sec (4X NDR)\n")
-    host.put(f"{device}/ports/1/link_layer", "InfiniBand\n")
-    host.put(f"{device}/device/numa_node", "1\n")
-    assert "/dev/infiniband" in checks_system.rdma(host).advice
-    host.put("/dev/infiniband/uverbs0")
-    assert "No port is active" in checks_system.rdma(host).advice
-    host.put(f"{device}/ports/1/state", "4: ACTIVE\n")
-    finding = checks_system.rdma(host)
-    assert finding.level == OK
-    assert finding.value == "mlx5_0 (port 1 ACTIVE InfiniBand 400 Gb/sec (4X NDR) numa 1)"
 
 
 @pytest.mark.parametrize(
