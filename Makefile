@@ -46,7 +46,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench demo model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench demo demo-peers model check lock wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -185,6 +185,9 @@ $(MODEL_DIR)/model.safetensors: tools/fetch_model.py | $(STAMPS)/requirements
 
 demo: $(STAMPS)/native $(if $(MODEL),,$(MODEL_DIR)/model.safetensors)  ## Show it on real vLLM: make demo, or make demo MODEL=...
 	$(BIN)/python -m demo --model $(or $(MODEL),$(MODEL_DIR))
+
+demo-peers: $(STAMPS)/native $(if $(MODEL),,$(MODEL_DIR)/model.safetensors)  ## Show two hosts that share blocks, as network namespaces (needs root)
+	$(BIN)/python -m demo.peers --model $(or $(MODEL),$(MODEL_DIR))
 
 check: lint test  ## Everything that CI checks
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,20 +45,29 @@ class Answer:
 class Engine:
     """One engine with all its processes; a context manager that leaves none of them behind."""
 
-    def __init__(self, name: str, settings: dict[str, Any], logs: Path) -> None:
-        """Start the processes and return at once; see ``wait_ready``."""
+    def __init__(
+        self,
+        name: str,
+        settings: dict[str, Any],
+        logs: Path,
+        *,
+        command: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the processes and return at once; see ``wait_ready``. ``command``: what to start them with.
+        ``environment``: what they have besides."""
         self.name = name
         self.log = logs / f"{name}.log"
-        environment = os.environ | ENVIRONMENT
+        whole = os.environ | ENVIRONMENT | dict(environment or {})
         if Path(settings["model"]).is_dir():
-            environment["HF_HUB_OFFLINE"] = "1"
+            whole["HF_HUB_OFFLINE"] = "1"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "demo.worker", json.dumps(settings)],
+                [*command, sys.executable, "-m", "demo.worker", json.dumps(settings)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=environment,
+                env=whole,
                 start_new_session=True,  # so that the whole engine can be killed as one process group
             )
         self._unread = b""

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,11 @@ DEFAULTS: dict[str, Any] = {
 class EngineProcess:
     """One process that runs engines."""
 
-    def __init__(self, log: Path, multiprocessing: bool = False, **environment: str) -> None:
-        """``multiprocessing``: scheduler and workers in processes of their own, as vLLM serves by default."""
+    def __init__(
+        self, log: Path, multiprocessing: bool = False, command: Sequence[str] = (), **environment: str
+    ) -> None:
+        """``multiprocessing``: scheduler and workers in processes of their own, as vLLM serves by default. ``command``:
+        what to start the process with."""
         self.log = log
         environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PEGA", "PYTHONHASHSEED"))},
@@ -44,7 +47,7 @@ class EngineProcess:
         environ = {name: value for name, value in environ.items() if value}
         self._log_file = log.open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.vllm.engine_process"],
+            [*command, sys.executable, "-m", "tests.vllm.engine_process"],
             cwd=ROOT,
             env=environ,
             stdin=subprocess.PIPE,
