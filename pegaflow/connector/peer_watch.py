@@ -24,6 +24,9 @@ KEYS_MAX = 4_096
 PRESENT_MAX = 4_096
 """Blocks that are remembered to be with peers; the oldest are forgotten first."""
 
+GRACE_SECONDS = 3.0
+"""A peer that failed counts as alive for so long: a busy host may be late once with an answer."""
+
 ALIVE = ("up", "unknown")
 """States of peers that may bring something: not those that failed, nor this pool itself."""
 
@@ -40,6 +43,7 @@ class PeerWatch:
         self._query: Query | None = None
         self._asked: list[tuple[int, list[bytes]]] = []
         self._next_at = 0.0
+        self._alive_until = 0.0
 
     @property
     def active(self) -> bool:
@@ -64,7 +68,12 @@ class PeerWatch:
         client = self._client()
         if client is None:
             return 0
-        return self._guard.run("counting peers", 0, lambda: sum(peer["state"] in ALIVE for peer in client.facts()))
+        states = self._guard.run("counting peers", [], lambda: [peer["state"] for peer in client.facts()])
+        now = time.monotonic()
+        count = sum(state in ALIVE for state in states)
+        if count:
+            self._alive_until = now + GRACE_SECONDS
+        return count or int("backing off" in states and now < self._alive_until)
 
     def close(self) -> None:
         """Ask no more. Idempotent."""

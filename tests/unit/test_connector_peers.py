@@ -24,6 +24,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "SSD_SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(waiting, "PROBE_SECONDS", 0.0)
     monkeypatch.setattr(peer_watch, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(peer_watch, "GRACE_SECONDS", 0.0)
 
 
 def computed(geometry: Geometry, *prompts: list[int], **options: Any) -> FakePool:
@@ -435,6 +436,23 @@ def test_request_gives_up_at_once_when_no_peer_is_up(state: str) -> None:
     assert request.state != "waiting"
     decode.run()
     assert decode.recorder.counters["full_prefix_incomplete"] == 1
+    assert_nothing_asked(decode, peers)
+
+
+def test_peer_that_was_late_once_is_still_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_watch, "GRACE_SECONDS", 1_000.0)
+    prefill, decode, peers = decode_with_peer()
+    request = decode.add(PROMPT)
+    decode.step()
+    peers.state = "backing off"
+    for _ in range(3):
+        decode.step()
+    assert request.state == "waiting"
+    peers.state = "up"
+    prefill.add(PROMPT)
+    prefill.run()
+    decode.run()
+    assert request.hit_tokens == 42
     assert_nothing_asked(decode, peers)
 
 
