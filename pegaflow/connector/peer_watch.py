@@ -68,7 +68,8 @@ class PeerWatch:
         client = self._client()
         if client is None:
             return 0
-        states = self._guard.run("counting peers", [], lambda: [peer["state"] for peer in client.facts()])
+        nothing: list[str] = []
+        states = self._guard.run("counting peers", nothing, lambda: [str(peer["state"]) for peer in client.facts()])
         now = time.monotonic()
         count = sum(state in ALIVE for state in states)
         if count:
