@@ -17,6 +17,10 @@ Errors: any call may raise ``pegaflow.errors.ForkedProcess`` (used in a child af
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+from pegaflow._native_network import Directory as Directory
+from pegaflow._native_network import DirectoryQuery as DirectoryQuery
+from pegaflow._native_network import Nic as Nic
+
 __version__: str
 build_profile: str
 """``"release"`` or ``"debug"``: which build this is."""
@@ -255,14 +259,6 @@ class Prefetch:
     def close(self) -> None:
         """Give up what the request holds, and ask for no more of it. What is being read comes into memory all the same,
         held by nobody. Idempotent."""
-
-@final
-class Nic:
-    """One port of an RDMA device of this host."""
-
-    def __new__(cls, device: str, port: int, gid_index: int, mtu_bytes: int, node: int | None) -> Nic:
-        """``device``: such as ``mlx5_0``. ``port``: from 1. ``gid_index``: which of the port's addresses.
-        ``mtu_bytes``: path MTU at most, 256 to 4,096. ``node``: NUMA node, if it is known."""
 
 @final
 class PeerServer:

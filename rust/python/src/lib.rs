@@ -5,6 +5,7 @@ mod admin;
 mod buffer;
 mod copier;
 mod cuda;
+mod directory;
 mod error;
 mod hash;
 mod items;
@@ -28,6 +29,8 @@ mod _native {
     use crate::copier::{CopyDone, HostCopier};
     #[pymodule_export]
     use crate::cuda::CudaCopier;
+    #[pymodule_export]
+    use crate::directory::{Directory, DirectoryQuery};
     #[pymodule_export]
     use crate::hash::block_hash;
     #[pymodule_export]

@@ -1,0 +1,183 @@
+"""The directory through the native module: real pools, a real server with passwords and TLS."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pegaflow import _native
+from pegaflow.errors import InvalidArgument, PoolClosed
+from tests.unit.native_pools import FINGERPRINT, keys, open_pool, reserve_all
+
+ADDRESS = "10.0.0.1:7400"
+BLOCK_BYTES = 4096
+PATIENCE_S = 60.0
+
+REGISTER_OVER_TLS = """
+import sys, time
+from pathlib import Path
+from pegaflow import _native
+from tests.unit.native_pools import open_pool
+
+directory = _native.Directory(open_pool(Path(sys.argv[1])), sys.argv[2], address="10.0.0.1:7400")
+while not (directory.facts()["owner"]["up"] or directory.facts()["owner"]["problem"]):
+    time.sleep(0.005)
+print(directory.facts()["owner"]["up"], directory.facts()["owner"]["problem"])
+"""
+
+
+@pytest.fixture
+def shm_dir(tmp_path: Path) -> Path:
+    place = tmp_path / "shm"
+    place.mkdir()
+    return place
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.005)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def server(directory: Path, *options: str) -> Iterator[int]:
+    """A private server; its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    words = [word.replace("PORT", str(port)) for word in options or ("--port", "PORT")]
+    program = shutil.which("redis-server")
+    assert program, "the package redis-server is not installed"
+    process = subprocess.Popen(
+        [program, "--bind", "127.0.0.1", "--save", "", "--dir", str(directory), *words], stdout=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: answers(port))
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def certificates(place: Path) -> tuple[Path, Path, Path]:
+    """An authority, and key and certificate of a server that it has signed."""
+    names = ("authority.key", "authority.pem", "server.key", "server.csr", "server.pem", "extensions")
+    authority_key, authority, key, request, certificate, extensions = (place / name for name in names)
+    extensions.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
+    new = ["req", "-newkey", "rsa:2048", "-nodes"]
+    for words in (
+        [*new, "-x509", "-days", "2", "-subj", "/CN=authority", "-keyout", authority_key, "-out", authority],
+        [*new, "-subj", "/CN=localhost", "-keyout", key, "-out", request],
+        ["x509", "-req", "-days", "2", "-in", request, "-CA", authority, "-CAkey", authority_key, "-CAcreateserial"],
+    ):
+        more = ["-extfile", extensions, "-out", certificate] if words[0] == "x509" else []
+        subprocess.run(["openssl", *map(str, [*words, *more])], check=True, capture_output=True)
+    return authority, key, certificate
+
+
+def fill(pool: _native.Pool, count: int) -> _native.Namespace:
+    namespace = pool.namespace(FINGERPRINT, 0, [BLOCK_BYTES])
+    refs = reserve_all(namespace, keys(count))
+    pool.mark_written(0, refs)
+    assert pool.publish(refs) == count
+    return namespace
+
+
+def ask(directory: _native.Directory, namespace: _native.Namespace, wanted: list[bytes]) -> list[list[str]]:
+    query = directory.find([(namespace, wanted), (namespace, [])])
+    if query is None:
+        return [[] for _ in wanted]
+    until(lambda: query.poll() is not None)
+    answer = query.poll()
+    assert answer is not None
+    assert answer[1] == []
+    return answer[0]
+
+
+def test_blocks_of_a_real_pool_are_found_until_they_are_evicted_or_reset(shm_dir: Path, tmp_path: Path) -> None:
+    with server(tmp_path) as port:
+        url = f"redis://127.0.0.1:{port}/3"
+        owner, asker = open_pool(shm_dir, name="owner"), open_pool(shm_dir, name="asker")
+        own, namespace = fill(owner, 20), asker.namespace(FINGERPRINT, 0, [BLOCK_BYTES])
+        registered = _native.Directory(owner, url, address=ADDRESS)
+        directory = _native.Directory(asker, url)
+        until(lambda: ask(directory, namespace, keys(21)) == [[ADDRESS]] * 20 + [[]])
+        query = directory.find([(namespace, keys(21))])
+        assert query is not None
+        until(lambda: query.best(4) == [ADDRESS])
+        assert directory.facts()["owner"] is None
+        assert directory.facts()["keys_named"] >= 20
+        until(lambda: registered.facts()["owner"]["complete"])
+        assert registered.facts()["owner"]["blocks"] == 20
+        other_group = asker.namespace(FINGERPRINT, 1, [BLOCK_BYTES])
+        assert ask(directory, other_group, keys(20)) == [[]] * 20
+        assert ask(registered, own, keys(20)) == [[]] * 20, "nobody is sent to himself"
+
+        own.reset()
+        until(lambda: ask(directory, namespace, keys(20)) == [[]] * 20)
+        fill(owner, 5)
+        until(lambda: ask(directory, namespace, keys(6)) == [[ADDRESS]] * 5 + [[]])
+        registered.announce(None)
+        until(lambda: ask(directory, namespace, keys(5)) == [[]] * 5)
+        for one in (registered, directory):
+            one.close()
+            one.close()
+        with pytest.raises(PoolClosed):
+            directory.find([(namespace, keys(1))])
+
+
+def test_a_wrong_url_or_address_is_refused_and_a_wrong_password_is_a_sentence_without_it(
+    shm_dir: Path, tmp_path: Path
+) -> None:
+    pool = open_pool(shm_dir)
+    namespace = pool.namespace(FINGERPRINT, 0, [BLOCK_BYTES])
+    with pytest.raises(InvalidArgument, match="write redis://"):
+        _native.Directory(pool, "http://127.0.0.1")
+    with server(tmp_path, "--port", "PORT", "--requirepass", "right") as port:
+        with pytest.raises(InvalidArgument, match="give HOST:PORT"):
+            _native.Directory(pool, f"redis://:right@127.0.0.1:{port}", address="nowhere")
+        wrong = _native.Directory(pool, f"redis://:secret@127.0.0.1:{port}/0", address=ADDRESS)
+        assert "secret" not in wrong.url
+        until(lambda: ask(wrong, namespace, keys(2)) == [[], []] and wrong.facts()["problem"] is not None)
+        problem = wrong.facts()["problem"]
+        assert problem
+        assert "\n" not in problem
+        assert "secret" not in problem
+        until(lambda: wrong.facts()["owner"]["problem"] is not None)
+        assert "secret" not in wrong.facts()["owner"]["problem"]
+        right = _native.Directory(pool, f"redis://:right@127.0.0.1:{port}", address=ADDRESS)
+        until(lambda: right.facts()["owner"]["complete"])
+        for one in (wrong, right):
+            one.close()
+
+
+def test_over_tls_a_server_is_believed_only_with_a_certificate_of_a_known_authority(
+    shm_dir: Path, tmp_path: Path
+) -> None:
+    authority, key, certificate = certificates(tmp_path)
+    tls = ["--port", "0", "--tls-port", "PORT", "--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    with server(tmp_path, *tls, "--tls-auth-clients", "no") as port:
+        url = f"rediss://localhost:{port}"
+
+        def said(authorities: Path) -> str:
+            environment = {**os.environ, "SSL_CERT_FILE": str(authorities), "PYTHONPATH": os.pathsep.join(sys.path)}
+            words = [sys.executable, "-c", REGISTER_OVER_TLS, str(shm_dir), url]
+            return subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+
+        assert said(authority) == "True None"
+        empty = tmp_path / "none.pem"
+        empty.write_text("")
+        assert "does not answer" in said(empty)
