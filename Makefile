@@ -46,7 +46,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench demo demo-peers model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench demo demo-peers model check lock wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,10 @@ soak:  ## Kill, stop and reset processes for MINUTES=5, from SEED= if given (res
 	@mkdir -p build
 	PEGAFLOW_SOAK_SECONDS=$$(($(MINUTES) * 60)) PEGAFLOW_SOAK_JSON=$(abspath build/soak.json) RUST_BACKTRACE=0 \
 	    $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) cargo test --release --locked --quiet --package pegaflow-engine --test soak -- --nocapture
+
+peer-faults:  ## Kill and stop peers before, during and after reads, CASES=100 times each
+	PEGAFLOW_PEER_CASES=$(if $(filter file,$(origin CASES)),100,$(CASES)) RUST_BACKTRACE=0 cargo test --locked \
+	    --package pegaflow-peers --test faults -- --nocapture --test-threads 1
 
 ssd-crash:  ## Crash and damage the SSD cache's files in CASES=10000 random ways each, from SEED= if given
 	PEGAFLOW_SSD_CASES=$(CASES) $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) RUST_BACKTRACE=0 \

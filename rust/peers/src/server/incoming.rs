@@ -13,28 +13,37 @@ use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
 use super::sessions::Mark;
-use crate::limits::{CONNECTIONS_MAX, SESSION_SILENCE_MAX};
+use crate::limits::{CONNECTIONS_MAX, SERVE_INTERVAL, SESSION_SILENCE_MAX};
 
 /// Takes connections from a listener.
 pub(crate) struct Incoming {
     listener: TcpListener,
     permits: Arc<Semaphore>,
+    /// Until when none is taken after an error: too many open files do not become fewer by asking again at once.
+    rest: Option<Pin<Box<Sleep>>>,
 }
 
 impl Incoming {
     pub(crate) fn new(listener: TcpListener) -> Self {
-        Self { listener, permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
+        Self { listener, permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)), rest: None }
     }
 }
 
 impl Stream for Incoming {
     type Item = io::Result<Connection>;
 
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
+            if self.rest.as_mut().is_some_and(|rest| rest.as_mut().poll(context).is_pending()) {
+                return Poll::Pending;
+            }
+            self.rest = None;
             let stream = match self.listener.poll_accept(context) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Poll::Ready(Err(_)) => {
+                    self.rest = Some(Box::pin(sleep(SERVE_INTERVAL)));
+                    continue;
+                }
                 Poll::Ready(Ok((stream, _))) => stream,
             };
             // One too many is closed at once: the client takes that for a failure, and leaves us alone for a while.

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pegaflow_engine::{Lent, Result};
 
 use super::counters::Counters;
-use crate::limits::{LEASE_TIME, LEASES_MAX, SESSION_LEASES_MAX};
+use crate::limits::{LEASES_MAX, SESSION_LEASES_MAX};
 use crate::random;
 use crate::sync::{AtomicU64, Relaxed, lock};
 use crate::transport::{LeasedParts, Sending, Ticket};
@@ -80,6 +80,7 @@ pub(crate) struct Leases {
     state: Arc<Mutex<State>>,
     total: Arc<AtomicU64>,
     bytes_max: u64,
+    time: Duration,
     counters: Arc<Counters>,
 }
 
@@ -90,8 +91,9 @@ pub(crate) struct Given {
 }
 
 impl Leases {
-    pub(crate) fn new(bytes_max: u64, counters: Arc<Counters>) -> Self {
-        Self { state: Arc::default(), total: Arc::default(), bytes_max, counters }
+    /// At most so many bytes, each lease for so long.
+    pub(crate) fn new(bytes_max: u64, time: Duration, counters: Arc<Counters>) -> Self {
+        Self { state: Arc::default(), total: Arc::default(), bytes_max, time, counters }
     }
 
     /// Leases that have not ended.
@@ -115,14 +117,14 @@ impl Leases {
         Claim { bytes, total: Arc::clone(&self.total) }
     }
 
-    /// Lease blocks to a client for [`LEASE_TIME`].
+    /// Lease blocks to a client.
     pub(crate) fn give(&self, session: SessionId, blocks: Vec<Lent>, mut claim: Claim) -> Result<Given> {
         claim.shrink(blocks.iter().map(Lent::bytes_all).sum());
         let (number, secret) = (random::number()?, random::bytes()?);
         self.counters.leases_given.add(1);
         self.counters.blocks_leased.add(blocks.len() as u64);
         let body = Arc::new(Body { blocks, _claim: claim });
-        let ends = Instant::now() + LEASE_TIME;
+        let ends = Instant::now() + self.time;
         let lease = Lease { secret, session, ends, body, senders: HashMap::new() };
         let mut state = lock(&self.state);
         *state.of_session.entry(session).or_default() += 1;
@@ -212,5 +214,79 @@ impl Drop for Sender {
     fn drop(&mut self) {
         let at_end = lock(&self.state).leases.get_mut(&self.lease).and_then(|lease| lease.senders.remove(&self.sender));
         drop(at_end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::AtomicUsize;
+
+    const US: SessionId = [1; 16];
+
+    fn leases(time: Duration) -> Leases {
+        Leases::new(1 << 20, time, Arc::default())
+    }
+
+    fn give(leases: &Leases, session: SessionId) -> Ticket {
+        let given = leases.give(session, Vec::new(), leases.claim(session, 100)).unwrap();
+        Ticket { lease: given.number, secret: given.secret }
+    }
+
+    #[test]
+    fn a_lease_is_opened_by_its_secret_until_it_is_given_back() {
+        let leases = leases(Duration::from_secs(3600));
+        let ticket = give(&leases, US);
+        assert!(leases.begin(&ticket, Box::new(|| {})).is_some());
+        let mut wrong = ticket;
+        wrong.secret[15] ^= 1;
+        assert!(leases.begin(&wrong, Box::new(|| {})).is_none());
+        assert!(leases.begin(&Ticket { lease: ticket.lease ^ 1, ..ticket }, Box::new(|| {})).is_none());
+        assert!(!leases.release([2; 16], ticket.lease), "another client's");
+        assert!(leases.release(US, ticket.lease));
+        assert!(!leases.release(US, ticket.lease), "only once");
+        assert!(leases.begin(&ticket, Box::new(|| {})).is_none());
+    }
+
+    #[test]
+    fn who_sends_when_a_lease_ends_is_told_once() {
+        for ends in [Leases::end_all, |leases: &Leases| leases.end_session(US), Leases::expire] {
+            let leases = leases(Duration::ZERO);
+            let told = Arc::new(AtomicUsize::new(0));
+            // As if it had begun before the lease was over.
+            let ticket = give(&leases, US);
+            let teller = Arc::clone(&told);
+            let at_end = Box::new(move || {
+                teller.fetch_add(1, Relaxed);
+            });
+            lock(&leases.state).leases.get_mut(&ticket.lease).unwrap().senders.insert(7, at_end);
+            ends(&leases);
+            ends(&leases);
+            assert_eq!((told.load(Relaxed), leases.count()), (1, 0));
+            assert!(!leases.release(US, ticket.lease), "it was not held until then");
+        }
+    }
+
+    #[test]
+    fn a_lease_that_is_over_is_not_sent_from_and_not_held() {
+        let leases = leases(Duration::ZERO);
+        let ticket = give(&leases, US);
+        assert!(leases.begin(&ticket, Box::new(|| {})).is_none());
+        assert!(!leases.release(US, ticket.lease));
+    }
+
+    #[test]
+    fn nobody_has_more_leases_or_bytes_than_there_is_room_for() {
+        let leases = leases(Duration::from_secs(3600));
+        let most = leases.claim(US, u64::MAX);
+        assert_eq!((most.bytes(), leases.claim(US, 1).bytes()), (1 << 20, 0));
+        drop(most);
+        assert_eq!(leases.bytes(), 0);
+        let tickets: Vec<Ticket> = (0..SESSION_LEASES_MAX).map(|_| give(&leases, US)).collect();
+        assert_eq!(leases.claim(US, 1).bytes(), 0);
+        assert_eq!(leases.claim([2; 16], 1).bytes(), 1, "others have their own");
+        assert!(leases.release(US, tickets[0].lease));
+        assert_eq!(leases.claim(US, 1).bytes(), 1);
+        assert_eq!(leases.bytes(), 0, "what is leased has no blocks here");
     }
 }

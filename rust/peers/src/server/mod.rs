@@ -25,8 +25,8 @@ use self::service::{Service, Term};
 use self::sessions::Sessions;
 use crate::credentials::Credentials;
 use crate::limits::{
-    CALL_TIME_MAX, EXPIRY_INTERVAL, LEASED_SHARE, MESSAGE_BYTES_MAX, PING_INTERVAL, SERVE_INTERVAL, STOP_WAIT_MAX,
-    WAITING_THREADS_MAX,
+    CALL_TIME_MAX, EXPIRY_INTERVAL, LEASE_TIME, LEASED_SHARE, MESSAGE_BYTES_MAX, PING_INTERVAL, SERVE_INTERVAL,
+    STOP_WAIT_MAX, WAITING_THREADS_MAX,
 };
 use crate::proto::peer_server::PeerServer as PeerService;
 use crate::random;
@@ -206,7 +206,8 @@ fn serve(shared: &Shared, seat: Seat) -> Result<()> {
     let Listener { guard, socket: control } = control;
     let failed = |error: std::io::Error| Error::new(ErrorKind::Busy, format!("cannot serve peers: {error}"));
     let address = control.local_addr().map_err(failed)?;
-    let leases = Arc::new(Leases::new(shared.pool.pool_bytes() / LEASED_SHARE, Arc::clone(&shared.counters)));
+    let leases =
+        Arc::new(Leases::new(shared.pool.pool_bytes() / LEASED_SHARE, LEASE_TIME, Arc::clone(&shared.counters)));
     let (data_guard, data, data_port) = match (&shared.options.data, data) {
         (Some(start), Some(Listener { guard, socket })) => {
             let port = socket.local_addr().map_err(failed)?.port();

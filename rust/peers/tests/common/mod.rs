@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use pegaflow_engine::checksum::part_checksum;
 use pegaflow_engine::{BlockRef, Key, Namespace, OpenOptions, Pool};
-use pegaflow_peers::{Credentials, PeerFetch, PeerQuery, PeerServer, Peers, PeersOptions, Question, ServerOptions};
+use pegaflow_peers::{
+    Credentials, PeerFetch, PeerQuery, PeerServer, Peers, PeersOptions, Question, ServerOptions, network,
+};
 
 use self::net::Net;
 
@@ -129,6 +131,24 @@ pub fn credentials() -> Credentials {
 /// Serve `pool` at a port of the kernel's choice.
 pub fn serve(pool: &Arc<Pool>, net: &Net) -> (PeerServer, String) {
     serve_at(pool, net, "127.0.0.1:0")
+}
+
+/// Serve `pool` with the data plane by TCP.
+pub fn serve_by_tcp(pool: &Arc<Pool>, listen: &str) -> PeerServer {
+    let options = ServerOptions {
+        listen: listen.to_owned(),
+        credentials: credentials(),
+        data: Some(network::data_starter()),
+        regions: None,
+    };
+    PeerServer::start(Arc::clone(pool), options).unwrap()
+}
+
+/// Fetch by TCP.
+pub fn connect_by_tcp(pool: &Arc<Pool>, addresses: &[String]) -> Peers {
+    let transports = network::transports(pool, &[], 1);
+    let options = PeersOptions { addresses: addresses.to_vec(), credentials: credentials(), transports };
+    Peers::start(Arc::clone(pool), options).unwrap()
 }
 
 pub fn serve_at(pool: &Arc<Pool>, net: &Net, listen: &str) -> (PeerServer, String) {
