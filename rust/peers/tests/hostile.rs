@@ -240,7 +240,7 @@ fn nothing_comes_of(lie: Lie) {
     assert_eq!(check(&ours, ns, 0..10), 0, "{lie:?}");
     until(|| (reserved(&ours, ns) == 0).then_some(()));
     let facts = peers.facts().remove(0);
-    assert!(facts.state != "up" || lie.is_no_failure(), "{lie:?}: {facts:?}");
     let failures = facts.numbers.iter().find(|(name, _)| *name == "failures").unwrap().1;
-    assert!(failures <= 3, "{lie:?}: a peer that fails is left alone, not asked {failures} times");
+    assert!(failures > 0 || lie.is_no_failure(), "{lie:?}: {facts:?}");
+    assert!(failures <= 6, "{lie:?}: a peer that fails is left alone, not asked {failures} times");
 }

@@ -54,7 +54,7 @@ impl Lie {
 
     /// It could be the truth: a miss, for which nobody is left alone.
     pub(crate) fn is_no_failure(self) -> bool {
-        matches!(self, Self::NotHeld | Self::LeaseThatIsOver | Self::WrongSecret)
+        matches!(self, Self::NotHeld | Self::LeaseThatIsOver | Self::WrongSecret | Self::Forgets)
     }
 }
 

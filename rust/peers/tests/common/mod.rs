@@ -19,7 +19,7 @@ pub const TOKEN: &str = "only-for-tests";
 /// Two parts, as of two ranks.
 pub const PARTS: [u64; 2] = [4096, 512];
 pub const BLOCK_BYTES: u64 = PARTS[0] + PARTS[1];
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// A directory below /dev/shm that goes away with its pools.
 pub struct ShmDir(pub PathBuf);
