@@ -304,10 +304,13 @@ class Peers:
     def set_addresses(self, addresses: Sequence[str]) -> None:
         """Ask these from now on, and no others."""
 
-    def find(self, questions: Sequence[tuple[Namespace, Sequence[bytes], bool]]) -> PeerQuery | None:
-        """Ask all peers at a time. A question is ``(namespace, keys, chained)``; ``chained``: each key is the child of
-        the one before it, and what is behind the first absent one is of no interest. Never waits; ``None``: no peer is
-        there, or too many questions are open. At most 64 questions and 65,536 keys, else ``InvalidArgument``."""
+    def find(
+        self, questions: Sequence[tuple[Namespace, Sequence[bytes], bool]], *, among: Sequence[str] | None = None
+    ) -> PeerQuery | None:
+        """Ask all peers, or those at ``among``, at a time. A question is ``(namespace, keys, chained)``; ``chained``:
+        each key is the child of the one before it, and what is behind the first absent one is of no interest. Never
+        waits; ``None``: no peer is there, or too many questions are open. At most 64 questions and 65,536 keys, else
+        ``InvalidArgument``."""
 
     def facts(self) -> list[dict[str, Any]]:
         """Per peer: ``address``, ``state`` (``"up"``, ``"backing off"``, ``"itself"``, ``"unknown"``), ``problem``,

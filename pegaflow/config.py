@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pegaflow.errors import InvalidArgument
-from pegaflow.p2p.addresses import parse_listen, parse_peers
+from pegaflow.p2p.addresses import parse_listen, parse_peers, parse_store
 from pegaflow.p2p.devices import parse_nics
 from pegaflow.p2p.secrets import TOKEN_VARIABLE, parse_file, read_token
 
@@ -128,6 +128,8 @@ class ConnectorConfig:
     """``"host:port"`` of other hosts' pools, each perhaps a name for several; empty: none is asked."""
     peer_listen: str | None = None
     """``"ip:port"`` at which this process answers peers for the pool, if no sibling does; ``None``: it does not."""
+    directory: str | None = field(default=None, repr=False)
+    """URL of a Redis or Valkey that says which hosts have what, perhaps with a password; ``None``: none does."""
     peer_token_file: str | None = None
     peer_token: str | None = field(default=None, repr=False)
     """What peers show each other."""
@@ -300,6 +302,7 @@ _OPTIONS = {
     "prefetch_wait_ms_max": _Option("prefetch_wait_ms_max", _whole(0, PREFETCH_WAIT_MS_MAX)),
     "peers": _Option("peers", parse_peers),
     "peer_listen": _Option("peer_listen", parse_listen),
+    "directory": _Option("directory", parse_store),
     "peer_token_file": _Option("peer_token_file", parse_file),
     "peer_tls_cert": _Option("peer_tls_certificate", parse_file),
     "peer_tls_key": _Option("peer_tls_key", parse_file),
@@ -330,7 +333,7 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
             given[name] = variable
             fields[option.field] = option.parse(environ[variable], variable)
     _check_ssd(given)
-    if "peers" in given or "peer_listen" in given:
+    if not {"peers", "peer_listen", "directory"}.isdisjoint(given):
         written = given.get("peer_token_file", "")
         fields["peer_token"] = read_token(fields.get("peer_token_file"), written, environ)
     config = ConnectorConfig(**fields, instance_id=environ.get("PEGAFLOW_INSTANCE_ID"))
@@ -364,10 +367,11 @@ def _check_ssd(given: Mapping[str, str]) -> None:
 def _check_peers(config: ConnectorConfig, given: Mapping[str, str]) -> None:
     tls = [name for name in ("peer_tls_cert", "peer_tls_key", "peer_tls_ca") if name in given]
     alone = next((given[name] for name in ("peer_token_file", *tls, "nics", "qps_per_peer") if name in given), None)
-    if not config.peers and config.peer_listen is None:
+    if not config.peers and config.peer_listen is None and config.directory is None:
         if alone:
             raise InvalidArgument(
-                f"{alone} has no meaning without {PREFIX}peers or {PREFIX}peer_listen: set one of them."
+                f"{alone} has no meaning without {PREFIX}peers, {PREFIX}peer_listen or {PREFIX}directory: set one of "
+                "them."
             )
         return
     if tls and config.peer_tls is None:
@@ -376,7 +380,8 @@ def _check_peers(config: ConnectorConfig, given: Mapping[str, str]) -> None:
         )
     if config.peer_token is None and config.peer_tls is None:
         raise InvalidArgument(
-            f"{given.get('peers') or given.get('peer_listen')} needs {PREFIX}peer_token_file, {TOKEN_VARIABLE} in the "
+            f"{next(given[name] for name in ('peers', 'peer_listen', 'directory') if name in given)} needs "
+            f"{PREFIX}peer_token_file, {TOKEN_VARIABLE} in the "
             f"environment or {PREFIX}peer_tls_cert, _key and _ca: hosts that do not know each other share no blocks."
         )
 

@@ -314,7 +314,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         ranks = compat.rank_count(vllm_config)
         identity = ModelIdentity(vllm_config, geometry, vllm.__version__, compat.none_hash)
         replicas = compat.replica_count(vllm_config, kv_cache_config)
-        self._link = PeerLink(config, PeerTypes(_native.PeerServer, _native.Peers, _native.Nic))
+        self._link = PeerLink(config, PeerTypes(_native.PeerServer, _native.Peers, _native.Nic, _native.Directory))
         open_pool = partial(_open_whole, config, str(self._kv_transfer_config.engine_id), self._link)
         pool, problem = _try_to_open(open_pool)
         self._store = Store(pool, geometry, identity, ranks, replicas, open_pool)

@@ -16,6 +16,7 @@ from pegaflow.errors import InvalidArgument, PegaFlowError
 from pegaflow.p2p import devices
 from pegaflow.p2p.addresses import Addresses
 from pegaflow.p2p.devices import Port
+from pegaflow.p2p.directed import Announcer, DirectedPeers, Directory
 
 if TYPE_CHECKING:
     from pegaflow._native import Pool
@@ -34,7 +35,7 @@ class Server(Protocol):
 
 
 class Client(PeerClient, Protocol):
-    """``Peers``, by who owns it."""
+    """``Peers``, or those of them that a directory names, by who owns it."""
 
     def set_addresses(self, addresses: Sequence[str]) -> None:
         """Other hosts from now on."""
@@ -47,11 +48,12 @@ class Client(PeerClient, Protocol):
 
 @dataclass(frozen=True)
 class PeerTypes:
-    """The engine's own classes: ``PeerServer``, ``Peers`` and ``Nic``."""
+    """The engine's own classes: ``PeerServer``, ``Peers``, ``Nic`` and ``Directory``."""
 
     server: Callable[..., Server]
-    client: Callable[..., Client]
+    client: Callable[..., Any]
     nic: Callable[..., Any]
+    directory: Callable[..., Directory]
     find_ports: Callable[[], list[Port]] = devices.find_ports
 
 
@@ -65,6 +67,8 @@ class PeerLink:
         self.server: Server | None = None
         self.client: Client | None = None
         self._addresses: Addresses | None = None
+        self._directory: Directory | None = None
+        self._announcer: Announcer | None = None
         self._nics: list[Any] = []
         self._closed = False
         self._lock = threading.Lock()
@@ -77,7 +81,8 @@ class PeerLink:
     @property
     def wanted(self) -> bool:
         """Whether the user asked for any of it."""
-        return bool(self._config.peers) or self._config.peer_listen is not None
+        config = self._config
+        return bool(config.peers) or config.peer_listen is not None or config.directory is not None
 
     def open(self, pool: "Pool") -> None:
         """The pool is there: serve it, and look for others. Raises ``InvalidArgument`` for options that cannot be."""
@@ -101,17 +106,18 @@ class PeerLink:
     def _open(self, pool: "Pool") -> None:
         config = self._config
         shared = {"token": config.peer_token, "tls": config.peer_tls, "nics": self._nics}
+        if config.directory is not None:
+            self._directory = self._types.directory(pool, config.directory)
         if config.peer_listen is not None:
-            self.server = self._types.server(pool, config.peer_listen, **shared)
-        if not config.peers or not config.reads:
-            return
-
-        def warn(sentence: str) -> None:
-            logger.warning("PegaFlow: %s", sentence)
-
-        self._addresses = addresses = Addresses(config.peers, self._tell, warn)
-        self.client = self._types.client(pool, addresses.known(), qps_per_peer=config.qps_per_peer, **shared)
-        addresses.start()
+            self.server = server = self._types.server(pool, config.peer_listen, **shared)
+            if self._directory is not None:
+                self._announcer = Announcer(self._directory, lambda: _serving_at(server), _warn)
+        if config.reads and (config.peers or self._directory is not None):
+            self._addresses = addresses = Addresses(config.peers, self._tell, _warn)
+            known = addresses.known()
+            client = self._types.client(pool, known, qps_per_peer=config.qps_per_peer, **shared)
+            self.client = client if self._directory is None else DirectedPeers(client, self._directory, known)
+            addresses.start()
 
     def _tell(self, hosts: Sequence[str]) -> None:
         client = self.client
@@ -119,9 +125,18 @@ class PeerLink:
             client.set_addresses(hosts)
 
     def _close_parts(self) -> None:
-        addresses, self._addresses = self._addresses, None
-        client, self.client = self.client, None
-        server, self.server = self.server, None
-        for part in (addresses, client, server):
+        parts = (self._addresses, self.client, self._announcer, self.server, self._directory)
+        self._addresses = self.client = self._announcer = self.server = self._directory = None
+        for part in parts:
             if part is not None:
                 part.close()
+
+
+def _serving_at(server: Server) -> str | None:
+    """Where a server answers, if it is this process's turn."""
+    facts = server.facts()
+    return str(facts["address"]) if facts["serving"] else None
+
+
+def _warn(sentence: str) -> None:
+    logger.warning("PegaFlow: %s", sentence)

@@ -22,6 +22,7 @@ RESOLVE_SECONDS = 30.0
 RETRY_SECONDS = 5.0
 """... and as long as one of them was never found."""
 
+_STORE = re.compile(r"(?:redis|valkey)s?(?:\+sentinel|\+cluster)?://\S+\Z")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
 
 
@@ -77,6 +78,17 @@ def parse_listen(value: Any, name: str) -> str:
             f"a network by accident, not {value!r}."
         )
     return str(address)
+
+
+def parse_store(value: Any, name: str) -> str:
+    """URL of a Redis or Valkey. Raises ``InvalidArgument``, without the URL, which may hold a password. Whether the
+    rest of it is right is found out when it is opened."""
+    if not isinstance(value, str) or not _STORE.match(value):
+        raise InvalidArgument(
+            f'{name} must be the URL of a Redis or Valkey, such as "redis://10.0.0.9:6379/0", '
+            '"redis+sentinel://host:port,host:port/master/0" or "redis+cluster://host:port,host:port".'
+        )
+    return value
 
 
 def resolve(address: Address) -> list[str]:

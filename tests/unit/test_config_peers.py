@@ -58,7 +58,16 @@ def test_token_is_not_shown(files: dict[str, str]) -> None:
         assert "secret" not in str(config)
 
 
-@pytest.mark.parametrize("options", [{"peers": "h:1"}, {"peer_listen": "10.0.0.1:7441"}])
+def test_password_of_the_directory_is_not_shown() -> None:
+    config = parse(WITH_TOKEN, directory="rediss+sentinel://user:hidden@10.0.0.8:26379,10.0.0.9:26379/master/0")
+    assert config.directory is not None
+    assert "hidden" not in repr(config)
+    with pytest.raises(InvalidArgument, match="URL of a Redis") as error:
+        parse(WITH_TOKEN, directory="http://user:hidden@10.0.0.9")
+    assert "hidden" not in str(error.value)
+
+
+@pytest.mark.parametrize("options", [{"peers": "h:1"}, {"peer_listen": "10.0.0.1:7441"}, {"directory": "redis://h"}])
 def test_hosts_that_do_not_know_each_other_share_nothing(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=r"needs pegaflow\.peer_token_file, PEGAFLOW_PEER_TOKEN"):
         parse(**options)
@@ -104,6 +113,8 @@ def test_weak_or_odd_token_is_refused_and_not_quoted(tmp_path: Path, content: st
         ("peer_listen", "0.0.0.0:7441"),
         ("peer_listen", "kv.example:7441"),
         ("peers", "10.0.0.2"),
+        ("directory", "10.0.0.9:6379"),
+        ("directory", 6379),
         ("nics", "mlx5_0,none"),
         ("qps_per_peer", 0),
         ("qps_per_peer", 17),

@@ -35,7 +35,9 @@ class Parts:
         self.fails: dict[str, Exception] = {}
         self.server_facts: dict[str, Any] = {"serving": True, "problem": None, "sessions": 2, "leased_bytes": 7}
         self.peer_facts: list[dict[str, Any]] = []
-        self.types = PeerTypes(self._make("server"), self._make("client"), lambda *nic: nic, lambda: list(ports))
+        self.types = PeerTypes(
+            self._make("server"), self._make("client"), lambda *nic: nic, self._make("directory"), lambda: list(ports)
+        )
 
     def _make(self, kind: str) -> Any:
         parts = self

@@ -137,14 +137,23 @@ impl Peers {
         py.engine(|| peers.set_addresses(&addresses))
     }
 
-    fn find(&self, py: Python<'_>, questions: &Bound<'_, PyAny>) -> Result<Option<PeerQuery>> {
+    #[pyo3(signature = (questions, *, among=None))]
+    fn find(
+        &self,
+        py: Python<'_>,
+        questions: &Bound<'_, PyAny>,
+        among: Option<Vec<String>>,
+    ) -> Result<Option<PeerQuery>> {
         let peers = self.0.get("this client of peers")?;
         let mut asked = Vec::new();
         for question in questions.try_iter()? {
             let (namespace, keys, chained): (Bound<'_, Namespace>, Bound<'_, PyAny>, bool) = question?.extract()?;
             asked.push(Question { namespace: namespace.get().engine(), keys: keys::keys(&keys)?, chained });
         }
-        let query = py.engine(|| peers.find(asked))?;
+        let query = py.engine(|| match &among {
+            Some(addresses) => peers.find_among(asked, addresses),
+            None => peers.find(asked),
+        })?;
         Ok(query.map(|query| PeerQuery(Closable::new(query))))
     }
 

@@ -147,12 +147,21 @@ impl Peers {
 
     /// Ask all peers that can be asked. `None`: none can, or too many questions are open. Never waits.
     pub fn find(&self, questions: Vec<Question>) -> Result<Option<PeerQuery>> {
+        self.ask(questions, None)
+    }
+
+    /// As [`Self::find`], of the peers at these addresses alone.
+    pub fn find_among(&self, questions: Vec<Question>, addresses: &[String]) -> Result<Option<PeerQuery>> {
+        self.ask(questions, Some(addresses))
+    }
+
+    fn ask(&self, questions: Vec<Question>, among: Option<&[String]>) -> Result<Option<PeerQuery>> {
         self.inner.pool.member()?;
         if self.inner.queries.load(Relaxed) >= QUERIES_MAX || questions.iter().all(|question| question.keys.is_empty())
         {
             return Ok(None);
         }
-        PeerQuery::ask(&self.inner, questions)
+        PeerQuery::ask(&self.inner, questions, among)
     }
 
     /// How each peer is doing, in the order of their addresses.

@@ -48,8 +48,8 @@ pub struct PeerQuery {
 }
 
 impl PeerQuery {
-    /// Ask all peers that are there; `None` if none is.
-    pub(crate) fn ask(inner: &Arc<Inner>, questions: Vec<Question>) -> Result<Option<Self>> {
+    /// Ask all peers that are there, or those of them that are `among` some addresses; `None` if none is.
+    pub(crate) fn ask(inner: &Arc<Inner>, questions: Vec<Question>, among: Option<&[String]>) -> Result<Option<Self>> {
         let keys = questions.iter().map(|question| question.keys.len()).sum::<usize>();
         if questions.len() > CALL_QUESTIONS_MAX || keys > CALL_KEYS_MAX {
             let text = format!(
@@ -59,8 +59,9 @@ impl PeerQuery {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let up: Vec<(Arc<Peer>, Arc<Up>)> =
-            inner.peers().into_iter().filter_map(|peer| peer.up().map(|up| (peer, up))).collect();
+        let wanted = |peer: &Arc<Peer>| among.is_none_or(|among| among.contains(&peer.address));
+        let peers = inner.peers().into_iter().filter(wanted);
+        let up: Vec<(Arc<Peer>, Arc<Up>)> = peers.filter_map(|peer| peer.up().map(|up| (peer, up))).collect();
         if up.is_empty() {
             return Ok(None);
         }
