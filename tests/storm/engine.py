@@ -126,14 +126,15 @@ class Engine:
         with suppress(RuntimeError):  # vLLM's own: blocks are pinned or being loaded
             self.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=True)
 
-    def give_up(self) -> int:
-        """The client that was served first goes away, if there is one. Returns how many have."""
-        running = [request.request_id for request in self.scheduler.running[:1]]
-        for name in running:
+    def give_up(self, waiting: bool = False) -> int:
+        """The client that was served first, or that is to be next, goes away. Returns how many have."""
+        requests = list(self.scheduler.waiting) if waiting else self.scheduler.running
+        names = [request.request_id for request in requests[:1]]
+        for name in names:
             self.clients[name].ended = "aborted by its client"
             self.history.append(f"tick {self.ticks}: {name} gives up")
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-        return len(running)
+        return len(names)
 
     def stop(self) -> None:
         """vLLM ends in the middle of everything, in either order."""

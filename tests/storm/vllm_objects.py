@@ -222,7 +222,8 @@ def request(plan: RequestPlan, text: Text, hash_tokens: int) -> Request:
     )
 
 
-def may_preempt_for_ever() -> bool:
-    """Whether vLLM preempts requests for blocks that come back a step later, and then the one that needs them, too:
-    0.25, asynchronous scheduling, any connector that loads. Requests that run in step may start over for ever."""
+def may_wait_for_ever() -> bool:
+    """Whether vLLM (0.25, any connector that loads) has requests start over or wait for ever: it preempts for blocks
+    that come back a step later, and then the request that needs them, too (asynchronous scheduling); and a request that
+    needs more blocks than are free stays in front of those that hold the rest, since they have loaded into them."""
     return not hasattr(Scheduler, "_request_blocks_can_be_freed")

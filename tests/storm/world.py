@@ -95,8 +95,11 @@ class World:
             if done != sum(engine.progress for engine in self.engines) or requests or events:
                 done, since = sum(engine.progress for engine in self.engines), self.ticks
             stands = self.ticks - since > STILL_TICKS_MAX
+            if stands and vllm_objects.may_wait_for_ever():
+                self.counts["gave up"] += sum(engine.give_up(waiting=True) for engine in self.engines)
+                stands, since = False, self.ticks
             self._check(not stands, f"not at rest, and nothing happens: {self._who_is_left()}")
-            if self.ticks > last + PATIENCE_TICKS and self.ticks % 100 == 0 and vllm_objects.may_preempt_for_ever():
+            if self.ticks > last + PATIENCE_TICKS and self.ticks % 100 == 0 and vllm_objects.may_wait_for_ever():
                 self.counts["gave up"] += sum(engine.give_up() for engine in self.engines)
             self._check(self.ticks < ticks_max, f"not at rest after {ticks_max} ticks: {self._who_is_left()}")
         self._at_rest()
