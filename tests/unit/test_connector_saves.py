@@ -157,7 +157,7 @@ def test_error_with_one_job_behind_a_load_does_not_leave_the_others_waiting() ->
     engine = MiniEngine()
     broken = jobs_behind_a_load(engine, 3)
     with pytest.raises(RuntimeError, match="bug"):
-        engine.scheduler._saves.load_over("load", True)
+        engine.scheduler._saves.load_over("load")
     assert broken.calls == 3
     assert engine.scheduler._saves.pending == 0
 
