@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from tests.storm.plan import Plan
 
 POOL = "storm"
 TICK_SECONDS = 0.002
+SOUND_TRIES_MAX, SOUND_PAUSE_SECONDS = 100, 0.02
 STILL_TICKS_MAX = 700
 """Longer than anybody waits for a prefix."""
 PATIENCE_TICKS = 2_000
@@ -203,7 +205,12 @@ class World:
         for space in known["namespaces"]:
             for what in held:
                 self._check(space[what] == 0, f"{space[what]} {what} in namespace {space['id']}")
-        found = json.loads(_native.verify(path, checksums=False))
+        # Segments may be changing hands just now, and who looks meanwhile sees neither the one nor the other.
+        for _ in range(SOUND_TRIES_MAX):
+            found = json.loads(_native.verify(path, checksums=False))
+            if not found.get("problems"):
+                break
+            time.sleep(SOUND_PAUSE_SECONDS)
         self._check(not found.get("problems"), f"the pool is not sound: {found}")
 
 
