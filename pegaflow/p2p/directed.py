@@ -121,19 +121,20 @@ class DirectedPeers:
     def know(self, named: Sequence[str]) -> None:
         """Connect with hosts that were named, if that has not been done."""
         with self._lock:
-            new = [address for address in named if address not in self._named and address not in self._always]
-            for address in named:
+            others = [address for address in named if address not in self._always]
+            is_known = all(address in self._named for address in others)
+            for address in others:
                 self._named[address] = None
                 self._named.move_to_end(address)
-            while len(self._named) > NAMED_MAX:
-                self._named.popitem(last=False)
-            if new:
+            if not is_known:
                 self._tell()
 
     def set_addresses(self, addresses: Sequence[str]) -> None:
         """Hosts that are always asked, from now on."""
         with self._lock:
             self._always = tuple(addresses)
+            for address in self._always:
+                self._named.pop(address, None)
             self._tell()
 
     def facts(self) -> list[dict[str, Any]]:
@@ -149,9 +150,10 @@ class DirectedPeers:
         self._client.close()
 
     def _tell(self) -> None:
-        room = max(0, NAMED_MAX - len(self._always))
-        newest = [address for address in reversed(self._named) if address not in self._always][:room]
-        self._client.set_addresses([*self._always, *newest])
+        # What does not fit is forgotten, so that it is connected when it is named again.
+        while len(self._named) > max(0, NAMED_MAX - len(self._always)):
+            self._named.popitem(last=False)
+        self._client.set_addresses([*self._always, *reversed(self._named)])
 
 
 class DirectedQuery:

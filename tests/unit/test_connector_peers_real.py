@@ -1,6 +1,5 @@
 """The connector's halves on two real pools: what one engine has computed comes to the other over a real connection."""
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -9,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from pegaflow import _native
 from tests.engine_races import PROMPT, STEPS_MAX, random_events
 from tests.real_peers import asking, await_, served
-from tests.unit.mini_engine import EVERY_KIND, HYBRID, SINGLE, MiniEngine
-from tests.unit.native_engine import engine_on, open_pool
+from tests.unit.mini_engine import EVERY_KIND, HYBRID, SINGLE
+from tests.unit.native_engine import engine_on, finish, leases, open_pool
 
 TEXT = list(range(700, 742))
 
@@ -37,21 +35,6 @@ def connected(pools: tuple[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
     with ExitStack() as stack:
         address, _ = stack.enter_context(served(there))
         yield here, there, stack.enter_context(asking(here, address))
-
-
-def finish(engine: MiniEngine) -> None:
-    """Run to the end; nothing is held and the pool is sound."""
-    engine.run(STEPS_MAX)
-    engine.assert_nothing_held()
-    for worker in engine.workers:
-        worker.shutdown()
-    await_(lambda: leases(engine.pool) == 0)
-    assert json.loads(_native.verify(engine.pool.path))["problems"] == []
-
-
-def leases(pool: Any) -> int:
-    """All leases on blocks of a pool, those of peers included."""
-    return sum(int(space["leases"]) for space in json.loads(_native.inspect(pool.path))["namespaces"])
 
 
 def computed_on(pool: Any, prompt: list[int], geometry: Any = SINGLE, **options: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pegaflow import _native, ssd
 from tests.engine_races import PROMPT, STEPS_MAX, random_events
 from tests.unit.mini_engine import HYBRID, SINGLE
-from tests.unit.native_engine import engine_on, open_pool
+from tests.unit.native_engine import engine_on, finish, open_pool
 
 CAPACITY_BYTES = 64 << 20
 WAIT_SECONDS_MAX = 60.0
@@ -46,21 +46,6 @@ def await_written(pool: Any, engine: Any) -> None:
     spaces = list(engine.store.namespaces().values())
     sealed = sum(space.stats()["blocks_sealed"] for space in spaces)
     await_(lambda: pool.ssd()["records"] >= sealed)
-
-
-def finish(engine: Any) -> None:
-    """Run to the end; nothing is held and the pool is sound. The leader may hold a lease for the moment of a write."""
-    engine.run(STEPS_MAX)
-    engine.assert_nothing_held()
-    for worker in engine.workers:
-        worker.shutdown()
-    await_(lambda: leases(engine.pool) == 0)
-    assert json.loads(_native.verify(engine.pool.path))["problems"] == []
-
-
-def leases(pool: Any) -> int:
-    """All leases on blocks of the pool."""
-    return sum(int(space["leases"]) for space in json.loads(_native.inspect(pool.path))["namespaces"])
 
 
 def await_known(engine: Any, request: Any) -> None:

@@ -13,9 +13,9 @@ from pegaflow.p2p import directed
 from pegaflow.p2p.directed import KEYS_SAMPLED_MAX, NAMED_MAX, OWNERS_MAX, Announcer, DirectedPeers, sample
 from tests.engine_races import STEPS_MAX
 from tests.real_peers import asking, await_, served
-from tests.unit.native_engine import engine_on, open_pool
+from tests.unit.native_engine import engine_on, finish, open_pool
 from tests.unit.test_connector_peer_link import Parts, config
-from tests.unit.test_connector_peers_real import TEXT, computed_on, finish
+from tests.unit.test_connector_peers_real import TEXT, computed_on
 from tests.unit.test_native_directory import server
 
 TRIES_MAX = 5
@@ -119,6 +119,8 @@ def test_of_many_hosts_those_named_of_late_stay_connected() -> None:
         peers.know([f"host{number}:1", "host0:1"])
     assert len(fakes.addresses) == NAMED_MAX
     assert {"always:1", "host0:1", f"host{2 * NAMED_MAX - 1}:1"} <= set(fakes.addresses)
+    peers.know(["host1:1"])
+    assert "host1:1" in fakes.addresses, "one that did not fit any more is connected when it is named again"
     peers.set_addresses(["other:1"])
     assert fakes.addresses[0] == "other:1"
     assert "always:1" not in fakes.addresses
