@@ -1,6 +1,5 @@
 """``python -m demo.peers``: two hosts, two pools, one prompt computed once. Real vLLM on the CPU; needs root."""
 
-import argparse
 import contextlib
 import secrets
 import sys
@@ -12,12 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
+from demo import command
 from demo.engine import Answer, Engine, EngineError
-from demo.report import COLD, Row, table, write_json
-from demo.two_hosts import CannotMakeHosts, MadeUpHost, two_hosts
+from demo.report import COLD, Row
+from demo.two_hosts import MadeUpHost, two_hosts
 
-TEXT = Path(__file__).with_name("text.txt")
-BUILD = Path("build")
 POOL_SIZE = "2gb"
 BLOCK_TOKENS = 32
 PORT = 7441
@@ -116,30 +114,5 @@ class PeersDemo:
         self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {what}", highlight=False, soft_wrap=True)
 
 
-def main() -> int:
-    """Exit status: 0 if every text was equal and every row but the first took tokens from the cache."""
-    parser = argparse.ArgumentParser(description="Two hosts share blocks, under real vLLM on the CPU.")
-    parser.add_argument("--model", default="build/models/gemma3-270m", help="Hugging Face name or directory")
-    model: str = parser.parse_args().model
-    console = Console()
-    logs = BUILD / "demo-logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    name = str(Path(model).resolve()) if Path(model).is_dir() else model
-    demo = PeersDemo(name, TEXT.read_text().rstrip(), logs, console)
-    try:
-        rows = demo.run()
-    except (EngineError, CannotMakeHosts) as error:
-        console.print("error:", error, style="bold red", markup=False, highlight=False)
-        return 1
-    finally:
-        write_json(demo.rows, BUILD / "demo-peers.json")
-    console.print(table(rows, demo.prompt_tokens))
-    problems = [problem for row in rows if (problem := row.problem())]
-    for problem in problems:
-        console.print(f"[bold red]{problem}[/]")
-    console.print(f"Rows are in {BUILD}/demo-peers.json, logs of the engines in {logs}/", highlight=False)
-    return 1 if problems else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run("Two hosts share blocks, under real vLLM on the CPU.", "demo-peers.json", PeersDemo))
