@@ -19,6 +19,7 @@ from pegaflow.cli.pools import pools
 from pegaflow.cli.replay import replay
 from pegaflow.cli.rm import rm
 from pegaflow.cli.ssd import ssd
+from pegaflow.cli.top import top
 from pegaflow.cli.verify import verify
 from pegaflow.errors import PegaFlowError
 
@@ -113,6 +114,7 @@ def cli(ctx: click.Context) -> None:
     Examples:
       pegaflow doctor                 is this host ready, and if not, what to do
       pegaflow pools                  which pools exist, and how full they are
+      pegaflow top                    the same, again and again, with what moves
       pegaflow inspect default        what is in one of them
       pegaflow verify default         is every byte of it as it was written
       pegaflow gc --dry-run           what a clean-up would remove
@@ -128,5 +130,5 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (doctor, pools, inspect, verify, gc, rm, ssd, exporter, replay, peers):
+for command in (doctor, pools, top, inspect, verify, gc, rm, ssd, exporter, replay, peers):
     cli.add_command(command)
