@@ -26,6 +26,7 @@ REPEATED = 6
 
 REPEATED_AFTER = 24
 WARM_ROUNDS = 30
+WORKING_ROUNDS = 30
 ROUNDS = int(os.environ.get("PEGAFLOW_DEAD_DISK_ROUNDS", "150"))
 POOL_BYTES = 32 << 20
 KV_BLOCKS = 64
@@ -164,7 +165,7 @@ def report(name: str, own: list[tuple[float, float]], plain: list[tuple[float, f
 def measure(engines: dict[str, Engine], triggers: Sequence[Path]) -> list[Result]:
     """Rounds in turns: first while all disks work, then while they are dead."""
     results, number = [], 0
-    for phase, rounds in (("warm", WARM_ROUNDS), ("disk works", ROUNDS // 3), ("dead", ROUNDS)):
+    for phase, rounds in (("warm", WARM_ROUNDS), ("disk works", WORKING_ROUNDS), ("dead", ROUNDS)):
         if phase == "dead":
             for trigger in triggers:
                 trigger.touch()
