@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pegaflow.errors import PegaFlowError
-from pegaflow.shm.pool import SHM_DIR_DEFAULT, inspect_pool, list_pools
+from pegaflow.shm.pool import SHM_DIR_DEFAULT, inspect_if_ok, list_pools
 from pegaflow.shm.report import InspectReport, PoolListing, TierReport
 
 FRESH_SECONDS = 1.0
@@ -102,13 +101,7 @@ def _metrics(shm_dir: str) -> Iterable[Metric]:
 
 
 def _samples(listing: PoolListing) -> Iterator[tuple[str, Value]]:
-    report = None
-    if listing.state == "ok":
-        try:
-            report = inspect_pool(listing.path)
-        except (PegaFlowError, OSError):
-            # It may be removed, or turn out to be damaged, between the two looks.
-            report = None
+    report = inspect_if_ok(listing)
     yield "pool_readable", ((listing.name,), float(report is not None))
     if listing.idle_seconds is not None:
         yield "pool_idle_seconds", ((listing.name,), listing.idle_seconds)

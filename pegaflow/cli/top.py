@@ -11,8 +11,7 @@ from rich.table import Table
 
 from pegaflow.cli.options import json_option, shm_dir_option
 from pegaflow.cli.output import cell, echo_json, format_bytes, format_count, printable, show, state_cell, table
-from pegaflow.errors import PegaFlowError
-from pegaflow.shm.pool import inspect_pool, list_pools
+from pegaflow.shm.pool import inspect_if_ok, list_pools
 from pegaflow.shm.report import InspectReport, PoolListing
 
 INTERVAL_SECONDS_MIN = 0.1
@@ -103,17 +102,8 @@ def top(interval_seconds: float, once: bool, shm_dir: str, as_json: bool) -> Non
 
 def look(shm_dir: str) -> Look:
     """All pools below a directory; those that vanish meanwhile have no report."""
-    found = []
-    for listing in list_pools(shm_dir):
-        report = None
-        if listing.state == "ok":
-            try:
-                report = inspect_pool(listing.path)
-            except (PegaFlowError, OSError):
-                # It may be removed, or turn out to be damaged, between the two looks.
-                report = None
-        found.append((listing, report))
-    return Look(time.monotonic(), tuple(found))
+    pools = tuple((listing, inspect_if_ok(listing)) for listing in list_pools(shm_dir))
+    return Look(time.monotonic(), pools)
 
 
 def compare(before: Look | None, now: Look) -> list[PoolView]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pegaflow import _native
-from pegaflow.errors import PoolNotFound, PoolRefused
+from pegaflow.errors import PegaFlowError, PoolNotFound, PoolRefused
 from pegaflow.shm.report import InspectReport, PoolListing, SystemReport, VerifyReport, decode, decode_list
 
 SHM_DIR_DEFAULT = "/dev/shm"
@@ -79,6 +79,16 @@ def find_pool(pool: str, shm_dir: str | os.PathLike[str] = SHM_DIR_DEFAULT) -> P
 def inspect_pool(path: str | os.PathLike[str]) -> InspectReport:
     """Describe the pool in directory ``path``. Raises ``PoolNotFound`` or ``PoolRefused``."""
     return decode(InspectReport, _native.inspect(os.fspath(path)))
+
+
+def inspect_if_ok(listing: PoolListing) -> InspectReport | None:
+    """What is in a pool of ``list_pools``; ``None`` if it was refused, or removed or damaged since it was listed."""
+    if listing.state != "ok":
+        return None
+    try:
+        return inspect_pool(listing.path)
+    except (PegaFlowError, OSError):
+        return None
 
 
 def verify_pool(path: str | os.PathLike[str], *, checksums: bool = True) -> VerifyReport:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from pegaflow.cli import top
 from pegaflow.cli.main import cli
-from pegaflow.shm.pool import inspect_pool, list_pools
+from pegaflow.shm.pool import inspect_if_ok, inspect_pool, list_pools
 from pegaflow.shm.report import InspectReport, NamespaceReport, ProcessReport, TierReport
 from tests.unit.pool_processes import BLOCKS, PART_BYTES, keys, open_namespace, store
 
@@ -177,3 +178,13 @@ def test_it_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
         pool.close()
+
+
+def test_a_pool_that_goes_between_listing_and_look_has_no_report(tmp_path: Path) -> None:
+    pool, _ = open_namespace("default", str(tmp_path))
+    [listing] = list_pools(str(tmp_path))
+    assert inspect_if_ok(listing) == inspect_pool(listing.path)
+    assert inspect_if_ok(dataclasses.replace(listing, state="creating")) is None
+    pool.close()
+    shutil.rmtree(listing.path)
+    assert inspect_if_ok(listing) is None
