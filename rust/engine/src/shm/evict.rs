@@ -76,10 +76,7 @@ impl Core {
                 }
                 continue;
             };
-            // Refreshed since the scan, or no more what it was.
-            if self.control.stamp(slot).load(SeqCst) != stamp {
-                continue;
-            }
+            let Some(stamp) = self.stamp_of_same_time(slot, stamp) else { continue };
             // Siblings have taken what its owner had beyond its share: a new list has others.
             if !any && !self.may_take(stamp, account) {
                 queue.candidates.clear();
@@ -137,7 +134,7 @@ impl Core {
     fn guard(&self, slot: u32, stamp: u64) -> usize {
         let Some(header) = self.control.slot(slot) else { return 0 };
         let word = header.state.load(Acquire);
-        if self.control.stamp(slot).load(SeqCst) != stamp {
+        if self.stamp_of_same_time(slot, stamp).is_none() {
             return 0;
         }
         match SlotState::decode(word) {
@@ -164,8 +161,15 @@ impl Core {
         self.control.namespaces()[ns.0 as usize].horizon.load(SeqCst)
     }
 
-    /// Take a sealed block out of the index if nobody leases it and its stamp is still `stamp`. On success the slot is
-    /// FREEING by this process. With `of`, it has to be a block of that namespace: since a scan, its slot may have come
+    /// The stamp of a slot, if it has not been refreshed since it was `listed` and still is what it was. It may be on
+    /// another account: what was the account of somebody who has left is nobody's, and as old as before.
+    fn stamp_of_same_time(&self, slot: u32, listed: u64) -> Option<u64> {
+        let now = self.control.stamp(slot).load(SeqCst);
+        (tick_of(now) == tick_of(listed)).then_some(now)
+    }
+
+    /// Take a sealed block out of the index if nobody leases it and its time is still that of `stamp`. On success the
+    /// slot is FREEING by this process. With `of`, it has to be a block of that namespace: since a scan, its slot may have come
     /// into other hands, and stamps are not unique.
     pub(crate) fn evict_one(&self, slot: u32, stamp: u64, of: Option<Namespace>) -> Option<SlotState> {
         let header = self.control.slot(slot)?;
@@ -191,7 +195,7 @@ impl Core {
         }
         crate::crash_point::pass("evict.claimed");
         let leased = is_leased(header);
-        if leased || self.control.stamp(slot).load(SeqCst) != stamp {
+        if leased || self.stamp_of_same_time(slot, stamp).is_none() {
             let _mine = header.state.compare_exchange(evicting.encode(), word, SeqCst, Relaxed);
             crate::crash_point::pass("evict.restored");
             drop(bucket);
@@ -346,6 +350,40 @@ mod tests {
             let expected = if stays { State::Reserved } else { State::Free };
             assert_eq!((recycled.is_some(), state.expect("a state").state), (stays, expected));
         }
+    }
+
+    #[test]
+    fn a_listed_tail_whose_owner_has_left_still_goes_before_its_head() {
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let ns = pool.namespace(&[1; 32], 0, &[512], "test").expect("a namespace");
+        core.grow(ns).expect("room");
+        let keys: Vec<Key> = (0..9u8).map(|number| Key::new(&[number; 16]).expect("a key")).collect();
+        let blocks: Vec<BlockRef> =
+            pool.reserve(ns, &keys, None, false).expect("a namespace").into_iter().map(|(_, block)| block).collect();
+        pool.mark_written(0, &blocks, None).expect("reserved");
+        assert_eq!(pool.publish(&blocks).expect("written"), blocks.len());
+        let mut queue = EvictQueue::default();
+        for left in (0..keys.len()).rev() {
+            assert!(core.evict_from(&mut queue, ns, core.me.row, None).is_some());
+            assert_eq!(pool.lookup(ns, &keys, 0).expect("a namespace"), left, "a head went before its tail");
+            if let Some(tail) = left.checked_sub(1) {
+                core.disown(blocks[tail].slot(), core.me.row);
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_that_must_stay_is_kept_though_its_owner_left_while_it_was_listed() {
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let (block, _) = head_and_member(&pool);
+        let listed = core.control.stamp(block.slot()).load(SeqCst);
+        core.disown(block.slot(), core.me.row);
+        assert_eq!(core.guard(block.slot(), listed), 1);
+        assert!(tick_of(core.control.stamp(block.slot()).load(SeqCst)) > tick_of(listed));
     }
 
     #[test]

@@ -29,6 +29,26 @@ fn no_child_is_published_below_a_parent_that_goes() {
 }
 
 #[test]
+fn a_tail_goes_before_its_head_while_their_owner_leaves() {
+    explore("evict beside disown", 2, &["head left"], || {
+        let (world, first) = World::new(2);
+        let second = world.process();
+        let [head, tail, other, _] = first.keys;
+        second.store(&head, None, 1);
+        second.store(&tail, Some(head), 1);
+        let slots = [head, tail].map(|key| first.find(&key).expect("there").slot());
+        let row = second.core.me.row;
+        let evictor = spawn(move || second.store(&other, None, 2));
+        slots.into_iter().for_each(|slot| first.core.disown(slot, row));
+        let stored = evictor.join();
+        first.assert_whole();
+        let there = [head, tail, other].map(|key| first.find(&key).is_some());
+        assert_eq!((stored, there), (Some(Published::Visible), [true, false, true]));
+        "head left"
+    });
+}
+
+#[test]
 fn a_child_published_while_its_parent_is_removed_goes_with_it() {
     explore("publish a child beside removal", 1, &["published", "orphan"], || {
         let (world, first) = World::new(2);

@@ -63,7 +63,9 @@ fn removed_beside_reap(point: &'static str) -> &'static str {
     let (dying, second) = (world.process(), world.process());
     let key = first.keys[0];
     first.store(&key, None, 3);
-    dying.dies(point, |process| drop(process.core.expel(process.find(&key).expect("it is there"))));
+    dying.dies(point, |process| {
+        process.core.expel(process.find(&key).expect("it is there"));
+    });
     let reaper = spawn(move || {
         second.core.reap();
         second
