@@ -1,5 +1,6 @@
 """What does real vLLM lose while the disk of its SSD tier fails, or hangs?"""
 
+import argparse
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,6 @@ REPEATED_AFTER = 24
 WARM_ROUNDS = 30
 WORKING_ROUNDS = 30
 ROUNDS = int(os.environ.get("PEGAFLOW_DEAD_DISK_ROUNDS", "150"))
-POOL_BYTES = 32 << 20
 KV_BLOCKS = 64
 BLOCK_TOKENS = 128
 DRAWS = 2000
@@ -43,15 +44,37 @@ ENVIRONMENT = {
 }
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What the engines are on: none of their pools holds what ``REPEATED_AFTER`` rounds leave."""
+
+    model: dict[str, Any] = field(default_factory=lambda: TINY_LLAMA)
+    pool_bytes: int = 32 << 20
+    ssd_bytes: int = 10**9
+    engine: dict[str, Any] = field(default_factory=dict)
+    """More arguments of vLLM's."""
+
+
+def on_gpu(model: Path) -> Machine:
+    """Three engines of a real shape on one GPU; the sixty blocks of a round have to fit into a pool."""
+    config = json.loads((model / "config.json").read_text())
+    heads = config["num_key_value_heads"] * config["hidden_size"] // config["num_attention_heads"]
+    block_bytes = 2 * 2 * config["num_hidden_layers"] * heads * BLOCK_TOKENS
+    # A round leaves 24 blocks that come again: a fifth of those of `REPEATED_AFTER` rounds, and half of them.
+    return Machine(config, 120 * block_bytes, 1000 * block_bytes, {"gpu_memory_utilization": 0.25})
+
+
 class Engine:
     """A vLLM with a pool of its own, and with an SSD tier if there is a directory for it."""
 
-    def __init__(self, model: Path, shm_dir: Path, log: Path, ssd: Path | None, **environment: str) -> None:
+    def __init__(
+        self, machine: Machine, model: Path, shm_dir: Path, log: Path, ssd: Path | None, **environment: str
+    ) -> None:
         self.shm_dir = shm_dir
-        options: dict[str, Any] = {"pegaflow.shm_dir": str(shm_dir), "pegaflow.pool_size": POOL_BYTES}
+        options: dict[str, Any] = {"pegaflow.shm_dir": str(shm_dir), "pegaflow.pool_size": machine.pool_bytes}
         if ssd is not None:
             ssd.mkdir()
-            options |= {"pegaflow.ssd_cache_path": str(ssd), "pegaflow.ssd_cache_capacity": "1gb"}
+            options |= {"pegaflow.ssd_cache_path": str(ssd), "pegaflow.ssd_cache_capacity": machine.ssd_bytes}
             # What the library that kills disks can get at.
             options |= {"pegaflow.ssd_admission": "all", "pegaflow.ssd_backend": "threads"}
         settings = {
@@ -70,6 +93,7 @@ class Engine:
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": options,
             },
+            **machine.engine,
         }
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -131,12 +155,12 @@ def running(engine: Engine) -> Iterator[Engine]:
         engine.process.wait()
 
 
-def prompts_of(number: int) -> list[list[int]]:
+def prompts_of(number: int, vocabulary: int) -> list[list[int]]:
     """Those of a round: some are new, the others had been new in an earlier one."""
 
     def new(of: int) -> list[list[int]]:
         draw = random.Random(of)
-        return [[draw.randrange(1, TINY_LLAMA["vocab_size"]) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS)]
+        return [[draw.randrange(1, vocabulary) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS)]
 
     return new(number)[REPEATED:] + (new(number - REPEATED_AFTER)[REPEATED:] if number >= REPEATED_AFTER else [])
 
@@ -161,10 +185,10 @@ def report(name: str, own: list[tuple[float, float]], plain: list[tuple[float, f
     return results
 
 
-def measure(engines: dict[str, Engine], triggers: Sequence[Path]) -> list[Result]:
+def measure(engines: dict[str, Engine], triggers: Sequence[Path], vocabulary: int, dead_rounds: int) -> list[Result]:
     """Rounds in turns: first while all disks work, then while they are dead."""
     results, number = [], 0
-    for phase, rounds in (("warm", WARM_ROUNDS), ("disk works", WORKING_ROUNDS), ("dead", ROUNDS)):
+    for phase, rounds in (("warm", WARM_ROUNDS), ("disk works", WORKING_ROUNDS), ("dead", dead_rounds)):
         if phase == "dead":
             for trigger in triggers:
                 trigger.touch()
@@ -173,7 +197,7 @@ def measure(engines: dict[str, Engine], triggers: Sequence[Path]) -> list[Result
             # None is always the one that finds the processor's cache full of another's bytes.
             names = sorted(engines, key=lambda name: (list(engines).index(name) + number) % len(engines))
             for name in names:
-                times[name].append(engines[name].round(prompts_of(number)))
+                times[name].append(engines[name].round(prompts_of(number, vocabulary)))
             number += 1
         plain = times.pop("no SSD")
         note(f"{phase}: " + "; ".join(f"{name}: {engines[name].state()}" for name in times))
@@ -183,14 +207,25 @@ def measure(engines: dict[str, Engine], triggers: Sequence[Path]) -> list[Result
     return results
 
 
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpu", type=Path, metavar="MODEL", help="on a GPU, in the shape of the config.json in MODEL")
+    parser.add_argument("--shim", type=Path, help="the library that kills disks, where there is no C compiler")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"while disks are dead; {ROUNDS} by default")
+    return parser.parse_args()
+
+
 def main() -> None:
     """Run it and report."""
+    options = parse()
+    machine = on_gpu(options.gpu) if options.gpu else Machine()
     PLACE.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="dead-disk-vllm-", dir=PLACE)).resolve()
     try:
-        shim = library(place)
+        shim = options.shim or library(place)
         (place / "model").mkdir()
-        (place / "model" / "config.json").write_text(json.dumps(TINY_LLAMA))
+        (place / "model" / "config.json").write_text(json.dumps(machine.model))
         kinds: dict[str, dict[str, str]] = {
             "no SSD": {},
             "every operation fails": {},
@@ -199,18 +234,19 @@ def main() -> None:
         with ExitStack() as stack:
             engines: dict[str, Engine] = {}
             for at, (name, how) in enumerate(kinds.items()):
-                shm_dir = stack.enter_context(pool_place(2 * POOL_BYTES))
+                shm_dir = stack.enter_context(pool_place(2 * machine.pool_bytes))
                 preload = {"LD_PRELOAD": str(shim.resolve()), "DEAD_DISK_TRIGGER": str(place / f"trigger-{at}")}
                 ssd = place / f"ssd-{at}" if at else None
                 log = PLACE / f"dead-disk-vllm-{at}.log"
-                engine = Engine(place / "model", shm_dir, log, ssd, **preload, **how)
+                engine = Engine(machine, place / "model", shm_dir, log, ssd, **preload, **how)
                 engines[name] = stack.enter_context(running(engine))
             note("vLLM starts three times ...")
             started = time.monotonic()
             for engine in engines.values():
                 engine.answer()
             note(f"after {time.monotonic() - started:.0f} s")
-            results = measure(engines, [place / f"trigger-{at}" for at in range(len(kinds))])
+            triggers = [place / f"trigger-{at}" for at in range(len(kinds))]
+            results = measure(engines, triggers, machine.model["vocab_size"], options.rounds)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     finish("dead_disk_vllm", results)
