@@ -285,32 +285,37 @@ class Bench:
 
     @contextmanager
     def _server(self) -> Iterator[None]:
-        """The original's server, from its start until nobody needs it."""
-        home = self._options.original
-        if home is None:
-            raise RunFailed("not installed: --original names the directory that holds its package")
-        program = home / "pegaflow" / "pegaflow-server-py"
         log = self._scratch / f"server-{self._started:02}.log"
         setting = Setting("server", "original", 0, False, self._scratch)
-        size = f"{max(1, round(self._options.pool_gb))}gb"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [program, "--pool-size", size],
-                env=self._environment(setting),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            start = time.monotonic()
-            while SERVER_READY not in log.read_text(errors="replace"):
-                if process.poll() is not None or time.monotonic() - start > SERVER_SECONDS_MAX:
-                    raise RunFailed(f"its server does not start: {last_line(log)}")
-                time.sleep(POLL_SECONDS)
-            print(f"the original's server was ready after {time.monotonic() - start:.1f} s", file=sys.stderr)
+        with original_server(self._options.original, self._options.pool_gb, log, self._environment(setting)):
             yield
-        finally:
-            end_session(process)
+
+
+@contextmanager
+def original_server(home: Path | None, pool_gb: float, log: Path, environment: dict[str, str]) -> Iterator[None]:
+    """The original's server, from its start until nobody needs it. ``home`` holds its package."""
+    if home is None:
+        raise RunFailed("not installed: --original names the directory that holds its package")
+    program = home / "pegaflow" / "pegaflow-server-py"
+    size = f"{max(1, round(pool_gb))}gb"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [program, "--pool-size", size],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        start = time.monotonic()
+        while SERVER_READY not in log.read_text(errors="replace"):
+            if process.poll() is not None or time.monotonic() - start > SERVER_SECONDS_MAX:
+                raise RunFailed(f"its server does not start: {last_line(log)}")
+            time.sleep(POLL_SECONDS)
+        print(f"the original's server was ready after {time.monotonic() - start:.1f} s", file=sys.stderr)
+        yield
+    finally:
+        end_session(process)
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
