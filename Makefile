@@ -31,6 +31,8 @@ DEVICES ?= rxe0,rxe1
 # Of the storm: how many requests, and another vLLM than the installed one.
 REQUESTS ?= 10000
 VERSION ?=
+# Of Python, that the wheel is tried with; none: all that are supported and there.
+VERSIONS ?=
 # The versions of vLLM that are supported, beside the installed one: their schedulers run here, their kernels need not.
 VLLM_OTHERS := 0.24.0 0.25.1 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.33.0
 
@@ -46,7 +48,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench demo demo-peers model check lock wheel clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench demo demo-peers model check lock wheel wheel-test clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -195,8 +197,13 @@ demo-peers: $(STAMPS)/native $(if $(MODEL),,$(MODEL_DIR)/model.safetensors)  ## 
 
 check: lint test  ## Everything that CI checks
 
-wheel: $(STAMPS)/requirements  ## Build the wheel (build/wheels)
-	$(BIN)/maturin build --release --locked --out build/wheels
+wheel: $(STAMPS)/requirements  ## Build the wheel, with SBOMs of its crates and of what it asks for (build/wheels)
+	@rm -f build/wheels/*.whl
+	$(BIN)/python tools/wheel_sbom.py build/sbom/python.cyclonedx.json
+	$(BIN)/maturin build --release --locked --strip --out build/wheels --sbom-include build/sbom/python.cyclonedx.json
+
+wheel-test: wheel  ## Try the wheel with bare interpreters: make wheel-test VERSIONS="3.12 3.13" (default: 3.10 to 3.14, as far as there)
+	$(BIN)/python tools/wheel_test.py build/wheels/*.whl $(VERSIONS)
 
 lock: $(STAMPS)/python  ## Resolve requirements/dev.in anew into requirements/dev.txt
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --no-annotate \
