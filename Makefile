@@ -97,7 +97,7 @@ test-python: $(STAMPS)/native $(MODEL_DIR)/model.safetensors
 	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(ARGS)
 
 rdma-test:  ## Run the tests of transports over two RDMA devices that reach each other: make rdma-test DEVICES=rxe0,rxe1
-	PEGAFLOW_RDMA_DEVICES=$(DEVICES) cargo test --locked --package pegaflow-peers --test transports --test rdma --test killed_peer -- \
+	PEGAFLOW_RDMA_DEVICES=$(DEVICES) cargo test --locked --package pegaflow-peers --test transports --test troubles --test rdma --test killed_peer -- \
 	    --test-threads 1
 
 soak:  ## Kill, stop and reset processes for MINUTES=5, from SEED= if given (result in build/soak.json)
@@ -105,9 +105,10 @@ soak:  ## Kill, stop and reset processes for MINUTES=5, from SEED= if given (res
 	PEGAFLOW_SOAK_SECONDS=$$(($(MINUTES) * 60)) PEGAFLOW_SOAK_JSON=$(abspath build/soak.json) RUST_BACKTRACE=0 \
 	    $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) cargo test --release --locked --quiet --package pegaflow-engine --test soak -- --nocapture
 
-peer-faults:  ## Kill and stop peers before, during and after reads, CASES=100 times each
-	PEGAFLOW_PEER_CASES=$(if $(filter file,$(origin CASES)),100,$(CASES)) RUST_BACKTRACE=0 cargo test --locked \
-	    --package pegaflow-peers --test faults -- --nocapture --test-threads 1
+peer-faults:  ## Peers die, freeze, are cut off, talk garbage: CASES=100 times each; a table, and build/peer-faults.json (needs iproute2)
+	@mkdir -p build
+	PEGAFLOW_PEER_CASES=$(if $(filter file,$(origin CASES)),100,$(CASES)) PEGAFLOW_PEER_JSON=$(abspath build/peer-faults.json) RUST_BACKTRACE=0 \
+	    cargo test --locked --package pegaflow-peers --test faults --test troubles -- --nocapture --test-threads 1
 
 ssd-crash:  ## Crash and damage the SSD cache's files in CASES=10000 random ways each, from SEED= if given
 	PEGAFLOW_SSD_CASES=$(CASES) $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) RUST_BACKTRACE=0 \

@@ -1,6 +1,8 @@
 //! Helpers of the tests: pools whose blocks tell what they are, and a data plane in the process that fails on demand.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary uses some of them")]
 
+#[path = "../fake/mod.rs"]
+pub mod fake;
 pub mod net;
 
 use std::path::PathBuf;

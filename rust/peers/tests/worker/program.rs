@@ -1,12 +1,15 @@
 //! Helper program of the fault tests: one process of a pool that serves or fetches until it is killed.
-//! `peer-worker serve DIR ADDRESS BLOCKS` or `peer-worker fetch DIR ADDRESS BLOCKS`.
+//! `peer-worker serve DIR ADDRESS BLOCKS`, `peer-worker await DIR ADDRESS BLOCKS` (the same, once there is such an
+//! address), `peer-worker fetch DIR ADDRESS BLOCKS` or `peer-worker late DIR KEY BLOCKS` (gives up a read that goes
+//! on).
 
 #[path = "../common/mod.rs"]
 mod common;
 
 use std::time::Duration;
 
-use common::{ShmDir, check, connect_by_tcp, fetch, keys, namespace, serve_by_tcp, store, until};
+use common::net::{Fault, Net};
+use common::{ShmDir, check, connect, connect_by_tcp, fetch, keys, namespace, serve, serve_by_tcp, store, until};
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -14,12 +17,26 @@ fn main() {
     // Whoever started this removes it.
     let dir = std::mem::ManuallyDrop::new(ShmDir(args[1].clone().into()));
     match role {
-        "serve" => {
+        "serve" | "await" => {
             let pool = dir.pool("theirs", 32 << 20);
             store(&pool, namespace(&pool), 0..blocks);
             let server = serve_by_tcp(&pool, address);
-            until(|| server.facts().address);
+            if role == "serve" {
+                until(|| server.facts().address);
+            }
             println!("serving");
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+        "late" => {
+            let (net, first) = (Net::default(), address.parse::<u64>().unwrap());
+            let (theirs, ours) = (dir.pool(&format!("theirs-{first}"), 4 << 20), dir.pool("ours", 4 << 20));
+            store(&theirs, namespace(&theirs), first..first + blocks);
+            let (_server, address) = serve(&theirs, &net);
+            let peers = connect(&ours, &net, &[address]);
+            net.set_fault(Fault::Late);
+            let (_fetch, found) = fetch(&peers, namespace(&ours), &keys(first..first + blocks));
+            assert_eq!(found, 0);
+            println!("writing");
             std::thread::sleep(Duration::from_secs(3600));
         }
         "fetch" => {
