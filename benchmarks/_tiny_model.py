@@ -1,4 +1,4 @@
-"""A model small enough to start anywhere."""
+"""Models small enough to start anywhere."""
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -14,3 +14,14 @@ TINY_LLAMA = {
     "torch_dtype": "bfloat16",
 }
 """Used with random weights where there is no real model: then no weights have to be identified either."""
+
+SMALL_LLAMA = TINY_LLAMA | {
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+"""Where computing has to cost more than everything around it, as in service: 6 KiB of KV cache per token."""

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks._common import Result, finish, median, seconds_of
 from pegaflow.cli.replay import CAPACITIES, blocks_of
 from pegaflow.replay.policies import OPTIMUM, POLICIES, hits_of
 from pegaflow.replay.trace import Prompt, distinct_blocks, read_trace
@@ -34,6 +35,8 @@ OTHERS = (
     "GDSF",
     "ClockPro",
 )
+OURS = "pool"
+RUNS = 3
 CONVERSATIONS, TURNS_MAX, OPEN_MAX = 2_000, 12, 60
 
 
@@ -119,13 +122,32 @@ def print_table(title: str, rows: dict[str, list[float]]) -> None:
         print(f"| {name} | " + " | ".join(cells) + " |")
 
 
+def results_of(trace: str, rows: dict[str, list[float]]) -> list[Result]:
+    """Ours against the optimum, and against the best of all others, by capacity."""
+    results = []
+    for at, capacity in enumerate(CAPACITIES):
+        others = {name: values[at] for name, values in rows.items() if name not in (OURS, OPTIMUM)}
+        best = max(others, key=lambda name: others[name])
+        label = f"{trace}, {capacity}: blocks found"
+        results.append(Result(label, rows[OURS][at], "%", OPTIMUM, rows[OPTIMUM][at]))
+        results.append(Result(label, rows[OURS][at], "%", f"best other ({best})", others[best]))
+    return results
+
+
 def main() -> None:
     """Run all policies over all traces."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("traces", nargs="*", type=Path)
     traces = {trace.name: read_trace(trace) for trace in parser.parse_args().traces}
+    results = []
     for name, prompts in (traces or {"conversations": conversations(1)}).items():
-        print_table(f"`{name}`: blocks found, %, by capacity as a share of the distinct blocks", rows_of(prompts))
+        rows = rows_of(prompts)
+        print_table(f"`{name}`: blocks found, %, by capacity as a share of the distinct blocks", rows)
+        results += results_of(name, rows)
+        blocks = blocks_of(CAPACITIES[2], distinct_blocks(prompts))
+        seconds = median([seconds_of(partial(hits_of, OURS, prompts, blocks)) for _ in range(RUNS)])
+        results.append(Result(f"{name}: requested blocks replayed", sum(map(len, prompts)) / seconds, "blocks/s"))
+    finish("replay", results)
 
 
 if __name__ == "__main__":
