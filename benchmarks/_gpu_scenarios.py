@@ -209,13 +209,18 @@ class Scenarios:
         prompts = self._long_prompts(options.fill_prompts, 11)
         cold = filler.ask(prompts, 1, 1)
         time.sleep(SETTLE_SECONDS)
+        filler.ask(prompts, 1, 1)  # what a young pool had no room for yet
+        time.sleep(SETTLE_SECONDS)
         self._row(kind, "nothing there yet: start of one", f"{filler.started['start_s']:.1f} s")
         self._row(kind, "prompts that were computed: first token, mean", f"{mean(ttft_ms(cold)):.0f} ms")
         filler.kill()
         self._row(kind, "blocks in the pool", f"{bytes_in(place) / GB:.1f} GB")
-        began = time.monotonic()
+        bare = self._started(instances, Kind("none"), place, range(options.instances), options.instances)
+        self._row(Kind("none"), f"starts of {len(bare)} at the same time", seconds_of(bare))
+        for one in bare:
+            one.kill()
         engines = self._started(instances, kind, place, range(options.instances), options.instances)
-        self._row(kind, f"start of {len(engines)} that find them", f"{time.monotonic() - began:.1f} s")
+        self._row(kind, f"starts of {len(engines)} that find them, at the same time", seconds_of(engines))
         with ThreadPoolExecutor(len(engines)) as pool:
             warm = list(pool.map(lambda one: one.ask(prompts[:4], 1, 1), engines))
         firsts = [ttft_ms(answers)[0] for answers in warm]
@@ -295,6 +300,11 @@ class Scenarios:
             tokens = sum(answer["prompt_tokens"] for answer in (*cold, *evictors))
             by_shape = kv_bytes_per_token(options.shape)
             self._row(kind, "stored per token / by the shape", f"{stored / max(1, tokens):.0f} / {by_shape} bytes")
+
+
+def seconds_of(engines: Sequence[Instance]) -> str:
+    """How long each took to start, imports left out."""
+    return ", ".join(f"{one.started['start_s']:.1f}" for one in engines) + " s"
 
 
 def pair(values: Sequence[float]) -> str:
