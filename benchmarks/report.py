@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._common import RESULTS_DIR, digits, note
-from benchmarks._facts import commit_of, load, load_is_high, machine_facts
+from benchmarks._facts import BUSY_SHARE_MAX, busy_share, commit_of, load, machine_facts
 from benchmarks._measures import REPEATS_FOR_INTERVAL, Measure, from_json, merged
 
 HERE = Path(__file__).parent
@@ -77,6 +77,7 @@ def part_of(name: str, repeats: int, root: Path) -> dict[str, Any]:
         "commit": commit_of(root),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "load_at_start": round(load(), 2),
+        "busy_at_start": round(busy_share(), 3),
         "repeats": repeats,
     }
     began = time.monotonic()
@@ -97,15 +98,12 @@ def markdown(report: dict[str, Any]) -> str:
     ]
     for name, part in report["benchmarks"].items():
         lines += ["", f"## {name}", "", part["question"], ""]
-        busy = (
-            " (others took much of the machine: these figures say little)"
-            if load_is_high(part["load_at_start"])
-            else ""
-        )
         lines.append(
-            f"{part['started']}, commit {part['commit']}, {part['seconds']:.0f} s, repeats: {part['repeats']}, "
-            f"load at start: {part['load_at_start']}{busy}"
+            f"{part['started']}, commit {part['commit']}, {part['seconds']:.0f} s, repeats: {part['repeats']}, load: "
+            f"{part['load_at_start']}, processors busy with others: {100 * part['busy_at_start']:.0f} %"
         )
+        if part["busy_at_start"] > BUSY_SHARE_MAX:
+            lines += ["", "**Others took so much of this machine that these figures say little.**"]
         if "absent" in part:
             lines += ["", f"Nothing was measured. {part['absent']}"]
             continue

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import compare, report
+from benchmarks import _facts, compare, report
 from benchmarks._common import Result
 from benchmarks._facts import commit_of, machine_facts
 from benchmarks._measures import Measure, change, from_json, merged
@@ -94,6 +94,7 @@ def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     monkeypatch.setattr(report, "HERE", folder)
+    monkeypatch.setattr(_facts, "BUSY_SECONDS", 0.0)
     monkeypatch.setattr(report, "RESULTS_DIR", tmp_path / "build" / "bench")
     monkeypatch.chdir(tmp_path)
     return folder
@@ -120,7 +121,7 @@ def test_a_report_has_machine_commit_load_and_every_measure(monkeypatch: pytest.
     part = written["benchmarks"]["quick"]
     assert part["question"] == "How fast is it?"
     assert part["repeats"] == 3
-    assert {"commit", "started", "seconds", "load_at_start"} <= part.keys()
+    assert {"commit", "started", "seconds", "load_at_start", "busy_at_start"} <= part.keys()
     assert {"processor", "memory", "kernel", "huge pages", "disk", "GPU", "versions"} <= written["machine"].keys()
     assert "| lookup | **2 us [2, 2]** | dict: 4 | 0.5 |" in text
     assert f"commit {part['commit']}" in text
@@ -186,6 +187,13 @@ def test_facts_of_this_machine_are_found(tmp_path: Path) -> None:
     facts = machine_facts(tmp_path)
     assert all(facts.values())
     assert commit_of(tmp_path) == "unknown"
+
+
+def test_processors_that_others_keep_busy_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([(100, 1000), (175, 1100)])
+    monkeypatch.setattr(_facts, "_cpu_times", lambda: next(times))
+    monkeypatch.setattr(_facts, "BUSY_SECONDS", 0.0)
+    assert _facts.busy_share() == 0.75
 
 
 def test_every_result_says_in_json_what_a_measure_needs() -> None:
