@@ -192,7 +192,7 @@ def compared(name: str, ours: Sequence[Round], theirs: Sequence[Round], referenc
     for what, seconds in (("", lambda one: one.seconds), (", CPU", lambda one: one.cpu_seconds)):
         own, other = [seconds(one) for one in ours], [seconds(one) for one in theirs]
         results.append(Result(f"a round, {name}{what}", 1e3 * median(own), "ms", reference, 1e3 * median(other)))
-        results.append(ratio(f"ratio of each round, {name}{what}", own, other))
+        results.append(ratio(f"ratio of each round, {name}{what}, to {reference}", own, other))
     return results
 
 

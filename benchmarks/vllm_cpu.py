@@ -13,10 +13,11 @@ from benchmarks._common import Result, finish, median, pool_place
 from benchmarks._tiny_model import SMALL_LLAMA
 from benchmarks._vllm_rounds import (
     Engine,
+    Round,
     Start,
+    compared,
     in_turn,
     model_place,
-    ratio,
     running,
     settings_of,
     with_connector,
@@ -41,7 +42,7 @@ def measure(engines: dict[str, Engine], rounds: int) -> list[Result]:
     draw = random.Random(1)
     vocabulary = SMALL_LLAMA["vocab_size"]
     prompts = [[draw.randrange(1, vocabulary) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS)]
-    took: dict[str, list[float]] = {name: [] for name in engines}
+    took: dict[str, list[Round]] = {name: [] for name in engines}
     for number in range(rounds + 2):
         for name in in_turn(list(engines), number):
             done = engines[name].round(prompts, together=False)
@@ -51,13 +52,13 @@ def measure(engines: dict[str, Engine], rounds: int) -> list[Result]:
             expected = 0 if name == COMPUTED else PROMPTS * (PROMPT_TOKENS - 1)
             if done.cached != expected:
                 raise SystemExit(f"{name}: {done.cached} tokens came from a cache instead of {expected}.")
-            took[name].append(median(done.requests_ms))
-    return [
-        Result("a prompt computed", median(took[COMPUTED]), "ms"),
-        Result("a prompt from the pool", median(took[OURS]), "ms", OWN, median(took[OWN])),
-        ratio("ratio of each round to the prefix cache", took[OURS], took[OWN]),
-        ratio("ratio of each round to computing", took[OURS], took[COMPUTED]),
-    ]
+            took[name].append(done)
+    times = {name: [median(one.requests_ms) for one in rounds_of] for name, rounds_of in took.items()}
+    results = [Result("a prompt computed", median(times[COMPUTED]), "ms")]
+    for name in (OWN, COMPUTED):
+        results.append(Result("a prompt from the pool", median(times[OURS]), "ms", name, median(times[name])))
+        results += compared(f"{PROMPTS} prompts one by one", took[OURS], took[name], name)
+    return results
 
 
 def parse() -> argparse.Namespace:
