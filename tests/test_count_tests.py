@@ -23,6 +23,19 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, log: str | None, junit: s
     return count_tests.main()
 
 
+def test_each_report_of_pytest_counts_and_has_to_be_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text("test result: ok. 1 passed; 0 failed;")
+    (tmp_path / "one").write_text(GOOD_JUNIT)
+    (tmp_path / "two").write_text(GOOD_JUNIT)
+    monkeypatch.setattr("sys.argv", ["count_tests", *(str(tmp_path / name) for name in ("log", "one", "two"))])
+    assert count_tests.main() == 0
+    assert capsys.readouterr().out == "15 passed, 0 failed\n"
+    (tmp_path / "two").unlink()
+    assert count_tests.main() == 1
+
+
 def test_counts_of_both_runners_are_added(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

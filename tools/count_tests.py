@@ -1,7 +1,7 @@
-"""Count the tests of one run: ``python tools/count_tests.py LOG JUNIT_XML`` prints ``N passed, N failed``.
+"""Count the tests of one run: ``python tools/count_tests.py LOG JUNIT_XML...`` prints ``N passed, N failed``.
 
-LOG holds what ``cargo test`` printed, JUNIT_XML is pytest's report. The exit status is 1 if a test failed, or if one of
-the two ran none at all. Needs nothing but Python, since it also runs where the setup has failed.
+LOG holds what ``cargo test`` printed, each JUNIT_XML is a report of pytest. The exit status is 1 if a test failed, or
+if one of them ran none at all. Needs nothing but Python, since it also runs where the setup has failed.
 """
 
 import re
@@ -30,14 +30,17 @@ def pytest_counts(junit: str) -> tuple[int, int]:
 
 def main() -> int:
     """Print the totals; returns the exit status."""
-    log, junit = Path(sys.argv[1]), Path(sys.argv[2])
+    log, reports = Path(sys.argv[1]), [Path(report) for report in sys.argv[2:]]
     cargo = cargo_counts(log.read_text(errors="replace")) if log.exists() else (0, 0)
-    pytest = pytest_counts(junit.read_text()) if junit.exists() else (0, 0)
-    for runner, counts in (("cargo", cargo), ("pytest", pytest)):
-        if sum(counts) == 0:
+    counts = {"cargo": cargo}
+    for report in reports:
+        counts[f"pytest ({report.name})"] = pytest_counts(report.read_text()) if report.exists() else (0, 0)
+    for runner, of_runner in counts.items():
+        if sum(of_runner) == 0:
             print(f"{runner} ran no test: see {log}", file=sys.stderr)
-    print(f"{cargo[0] + pytest[0]} passed, {cargo[1] + pytest[1]} failed", flush=True)
-    return 0 if cargo[0] and pytest[0] and cargo[1] + pytest[1] == 0 else 1
+    passed, failed = (sum(of_runner[at] for of_runner in counts.values()) for at in range(2))
+    print(f"{passed} passed, {failed} failed", flush=True)
+    return 0 if all(of_runner[0] for of_runner in counts.values()) and failed == 0 else 1
 
 
 if __name__ == "__main__":
