@@ -16,6 +16,7 @@ from pegaflow.errors import InvalidArgument
 from pegaflow.p2p.addresses import parse_listen, parse_peers, parse_store
 from pegaflow.p2p.devices import parse_nics
 from pegaflow.p2p.secrets import TOKEN_VARIABLE, parse_file, read_token
+from pegaflow.p2p.shards import parse_shards
 
 PREFIX = "pegaflow."
 MODES = ("read_write", "save_only")
@@ -61,7 +62,6 @@ _WITHOUT_EFFECT = _SERVER_OPTIONS + _SSD_OPTIONS_WITHOUT_EFFECT
 
 # Options whose feature this version does not have. Accepting them in silence would be a lie.
 _NOT_YET = (
-    "tp_shard_endpoints",
     "enable_lfu_admission",
     "metaserver_addr",
     "max_prefetch_blocks",
@@ -141,6 +141,8 @@ class ConnectorConfig:
     """RDMA ports to use; ``None``: all that are there; empty: none, only TCP."""
     qps_per_peer: int = 2
     """Queue pairs to each peer on each port."""
+    tp_shard_endpoints: tuple[str, ...] = ()
+    """One per shard of the tensor-parallel ranks, all of one host; only checked, since their pool is the same."""
     load_timeout_seconds: float = 120.0
     """A load that takes longer is reported in the log and the metrics; it is never abandoned half-way."""
     instance_id: str | None = None
@@ -309,6 +311,7 @@ _OPTIONS = {
     "peer_tls_ca": _Option("peer_tls_ca", parse_file),
     "nics": _Option("nics", parse_nics),
     "qps_per_peer": _Option("qps_per_peer", _whole(1, QPS_PER_PEER_MAX)),
+    "tp_shard_endpoints": _Option("tp_shard_endpoints", parse_shards),
 }
 
 
@@ -348,7 +351,10 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
             "pegaflow.pd_tail_save and pegaflow.pd_tail_load need hashes that are equal in all processes: set "
             "PYTHONHASHSEED to the same number in the environment of every vLLM that shares the pool."
         )
-    return replace(config, load_timeout_seconds=_load_timeout(environ), notes=_notes(extra, environ))
+    notes = _notes(extra, environ)
+    if config.tp_shard_endpoints:
+        notes += (f"{given['tp_shard_endpoints']} is checked, but asks nobody: ranks of one host share one pool.",)
+    return replace(config, load_timeout_seconds=_load_timeout(environ), notes=notes)
 
 
 def _check_ssd(given: Mapping[str, str]) -> None:

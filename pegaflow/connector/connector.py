@@ -14,7 +14,7 @@ import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
 
 from pegaflow import _native, versions
-from pegaflow.config import ConnectorConfig, parse_config
+from pegaflow.config import PREFIX, ConnectorConfig, parse_config
 from pegaflow.connector import compat, groups
 from pegaflow.connector.copies import Copier, NativeTypes
 from pegaflow.connector.device import DeviceCopier
@@ -35,6 +35,7 @@ from pegaflow.connector.scheduler import SchedulerHalf, log_notes
 from pegaflow.connector.worker import WorkerHalf
 from pegaflow.errors import InvalidArgument, PegaFlowError, PoolBusy
 from pegaflow.metrics import Recorder
+from pegaflow.p2p.shards import check_ranks
 
 if TYPE_CHECKING:
     from pegaflow._native import Pool
@@ -404,7 +405,17 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
 
 
 def _config_of(vllm_config: Any) -> ConnectorConfig:
-    return parse_config(vllm_config.kv_transfer_config.kv_connector_extra_config or {}, os.environ)
+    config = parse_config(vllm_config.kv_transfer_config.kv_connector_extra_config or {}, os.environ)
+    if config.tp_shard_endpoints:
+        tensor_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        check_ranks(
+            config.tp_shard_endpoints,
+            tensor_ranks,
+            compat.rank_count(vllm_config),
+            compat.context_ranks(vllm_config),
+            PREFIX + "tp_shard_endpoints",
+        )
+    return config
 
 
 def _open_pool(config: ConnectorConfig, engine_id: str) -> "Pool":

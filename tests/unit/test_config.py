@@ -77,13 +77,7 @@ def test_unknown_option_names_the_nearest(key: str, nearest: str) -> None:
         parse_config({key: "x"}, {})
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "tp_shard_endpoints",
-        "pd.rdma.rank_map",
-    ],
-)
+@pytest.mark.parametrize("key", ["metaserver_addr", "pd.rdma.rank_map"])
 def test_option_of_a_missing_feature_is_refused_by_name(key: str) -> None:
     with pytest.raises(InvalidArgument, match=f"pegaflow.{key} is not supported by this version"):
         parse_config({f"pegaflow.{key}": True}, {})

@@ -25,7 +25,7 @@ NOT_SET = [("save_rate_max", 0), ("ssd_write_max", 0), ("ssd_cache_capacity", 0)
 WITHOUT_EFFECT = {*config._SERVER_OPTIONS, *config._SSD_OPTIONS_WITHOUT_EFFECT}
 FOR_SPECIALISTS = {
     "hugepages_dir", "ssd_write_inflight", "ssd_prefetch_inflight", "ssd_backend", "qps_per_peer", "peer_tls_key",
-    "peer_tls_ca", "peer_tls_cert",
+    "peer_tls_ca", "peer_tls_cert", "tp_shard_endpoints",
 }  # fmt: skip
 """The README leaves them to the document, with SSD options that have no effect."""
 
