@@ -169,8 +169,8 @@ impl Core {
     }
 
     /// Take a sealed block out of the index if nobody leases it and its time is still that of `stamp`. On success the
-    /// slot is FREEING by this process. With `of`, it has to be a block of that namespace: since a scan, its slot may have come
-    /// into other hands, and stamps are not unique.
+    /// slot is FREEING by this process. With `of`, it has to be a block of that namespace: since a scan, its slot may
+    /// have come into other hands, and stamps are not unique.
     pub(crate) fn evict_one(&self, slot: u32, stamp: u64, of: Option<Namespace>) -> Option<SlotState> {
         let header = self.control.slot(slot)?;
         let word = header.state.load(Acquire);
