@@ -1,0 +1,178 @@
+"""Run the examples with real vLLM on this machine's CPU: ``python -m tools.try_examples [--router FOLDER]``.
+
+A tiny model with random weights answers through ``examples/prefill_decode.sh`` (two instances and vLLM's router), through
+``examples/shared_pool.sh``, and through one instance without a cache; all must give the same tokens, and those who are to
+load must have loaded. FOLDER holds ``vllm-router`` as ``make examples`` fetches it.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PORT = 18_100
+START_SECONDS_MAX = 900.0
+ANSWER_SECONDS_MAX = 300.0
+TOKENS = 12
+MODEL = "tiny"
+POOL = f"examples-{os.getpid()}"
+PROMPTS = [" ".join(f"w{(number * 37 + word * word) % 480 + 4}" for word in range(333)) for number in range(3)]
+ARGUMENTS = (
+    "--served-model-name", MODEL, "--max-model-len", "1024", "--dtype", "float32", "--enforce-eager",
+)  # fmt: skip
+HITS = re.compile(r"^vllm:pega_hit_tokens_ram_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
+
+
+def make_model(path: Path) -> Path:
+    """A model of three layers whose words are w0 to w511."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.vllm.tiny_models import VOCABULARY, llama_config
+    from tests.vllm.tiny_models import make_model as make
+
+    made = make(path, llama_config())
+    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="w1", eos_token="w2", unk_token="w0").save_pretrained(
+        made
+    )
+    return made
+
+
+@contextmanager
+def running(command: list[str], log: Path, environment: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A command and all that it starts, ended with it."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=ROOT, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def ask(port: int, prompt: str) -> list[int]:
+    """Tokens that follow a prompt."""
+    wanted = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    body = json.dumps({**wanted, "return_token_ids": True}).encode()
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX) as answer:
+        tokens: list[int] = json.load(answer)["choices"][0]["token_ids"]
+    return tokens
+
+
+def wait_for(ports: list[int], process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Until all of these answer."""
+    deadline = time.monotonic() + START_SECONDS_MAX
+    for port in ports:
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                    break
+            except (urllib.error.URLError, OSError):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"nobody answers at port {port}:\n{log.read_text(errors='replace')[-4000:]}")
+                time.sleep(0.5)
+
+
+def hits(port: int) -> int:
+    """Tokens that an instance has found in the pool."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return int(sum(float(value) for value in HITS.findall(answer.read().decode())))
+
+
+def example(script: str, answering: list[int], all_ports: list[int], folder: Path, **more: str) -> dict[str, Any]:
+    """Answers to all prompts, asked in turns of ``answering``, and what each port's instance loaded."""
+    log = folder / f"{script}.log"
+    environment = {**os.environ, **more, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    with running([str(ROOT / "examples" / script), *ARGUMENTS], log, environment) as process:
+        wait_for(all_ports, process, log)
+        answers = [ask(port, prompt) for prompt in PROMPTS for port in answering]
+        loaded = {port: hits(port) for port in all_ports if port != PORT}
+    return {"answers": answers, "loaded": loaded}
+
+
+def plain(model: Path, folder: Path) -> list[list[int]]:
+    """Answers of one instance without a cache."""
+    command = ["vllm", "serve", str(model), "--port", str(PORT), *ARGUMENTS, "--no-enable-prefix-caching"]
+    log = folder / "plain.log"
+    with running(command, log, dict(os.environ)) as process:
+        wait_for([PORT], process, log)
+        return [ask(PORT, prompt) for prompt in PROMPTS]
+
+
+def main() -> int:
+    """Run all; the status is 1 if an answer differs or nothing was loaded."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--router", type=Path, help="folder with vllm-router")
+    chosen = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="pegaflow-examples-"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    if chosen.router is not None:
+        path = f"{shim(chosen.router.resolve(), folder)}:{path}"
+    os.environ |= {"PATH": path, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    model = make_model(folder / "model")
+    common = {"MODEL": str(model), "POOL": POOL, "POOL_SIZE": "256mb"}
+    first, second = PORT + 1, PORT + 2
+    try:
+        expected = plain(model, folder)
+        apart = example(
+            "prefill_decode.sh", [PORT], [first, second, PORT], folder, **common,
+            PORT=str(PORT), PREFILL_PORT=str(first), DECODE_PORT=str(second),
+        )  # fmt: skip
+        common["POOL"] += "-shared"
+        shared = example(
+            "shared_pool.sh", [first, second], [first, second], folder, **common, PORTS=f"{first} {second}"
+        )
+    finally:
+        for pool in (POOL, f"{POOL}-shared"):
+            subprocess.run([sys.executable, "-m", "pegaflow.cli", "rm", "--force", pool], check=False, cwd=ROOT)
+    prompt_tokens = len(PROMPTS[0].split())
+    checks = {
+        "router: tokens equal to one instance's": apart["answers"] == expected,
+        # The last token of a prompt is always computed.
+        "router: prompts were loaded, tails too": apart["loaded"][second] == len(PROMPTS) * (prompt_tokens - 1),
+        "shared pool: tokens equal": shared["answers"] == [one for one in expected for _ in range(2)],
+        "shared pool: the second has loaded": shared["loaded"][second] > 0.8 * len(PROMPTS) * prompt_tokens,
+    }
+    for claim, holds in checks.items():
+        print(f"{'ok ' if holds else 'NOT'} {claim}")
+    print(f"loaded tokens: {apart['loaded']} {shared['loaded']}; logs in {folder}")
+    if all(checks.values()):
+        shutil.rmtree(folder)
+    return 0 if all(checks.values()) else 1
+
+
+def shim(router: Path, folder: Path) -> Path:
+    """A folder with the command ``vllm-router``, for packages that were installed to a folder of their own."""
+    command = folder / "bin" / "vllm-router"
+    command.parent.mkdir()
+    program = "from vllm_router.launch_router import main; main()"
+    command.write_text(f'#!/bin/sh\nPYTHONPATH={router} exec {sys.executable} -c "{program}" "$@"\n')
+    command.chmod(0o755)
+    return command.parent
+
+
+if __name__ == "__main__":
+    sys.exit(main())
