@@ -62,3 +62,20 @@ def room_to_grow(host: Host, shm_dir: str, pools: Sequence[PoolListing]) -> Find
         "pool and set pegaflow.pool_size."
     )
     return Finding(name, WARNING, value, advice)
+
+
+def system_calls(host: Host, io_uring: str, memory_policy: str) -> Finding:
+    """Whether a seccomp profile keeps us from calls that make things faster. ``io_uring``, ``memory_policy``: ``"ok"``,
+    or why the kernel refuses it."""
+    name = "seccomp"
+    filtered = "Seccomp:\t2" in (host.text("/proc/self/status") or "")
+    refused = [call for call, answer in (("io_uring", io_uring), ("memory policy", memory_policy)) if answer != "ok"]
+    value = f"{'a profile is in force' if filtered else 'no profile'}, {' and '.join(refused) or 'nothing'} refused"
+    if not refused:
+        return Finding(name, OK, value)
+    advice = []
+    if "io_uring" in refused:
+        advice.append("The SSD tier uses threads instead of io_uring (docker: a profile of your own that allows it).")
+    if "memory policy" in refused:
+        advice.append("New memory is not placed near its GPU (docker: --cap-add SYS_NICE).")
+    return Finding(name, INFO, value, " ".join(advice))

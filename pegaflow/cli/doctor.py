@@ -8,6 +8,7 @@ from rich.table import Table
 from pegaflow.cli import checks_container, checks_memory, checks_peers, checks_software, checks_ssd, checks_system
 from pegaflow.cli.finding import ERROR, WARNING, Finding
 from pegaflow.cli.host import Host, bind_problem
+from pegaflow.cli.memory_policy import probe_memory_policy
 from pegaflow.cli.options import json_option, shm_dir_option
 from pegaflow.cli.output import cell, echo_json, format_count, show, state_cell, table
 from pegaflow.errors import PegaFlowError
@@ -59,6 +60,7 @@ def examine(host: Host, shm_dir: str, ssd_directories: Sequence[str] = ()) -> li
         checks_memory.memory_limit(host, shm_dir, pools),
         checks_container.room_to_grow(host, shm_dir, pools),
         checks_container.namespaces(host),
+        checks_container.system_calls(host, system.io_uring, probe_memory_policy()),
         checks_memory.removal_at_logout(host, shm_dir),
         checks_memory.locked_memory(host, system.memlock_bytes),
         checks_memory.huge_pages(host),

@@ -1,5 +1,7 @@
 """What ``pegaflow doctor`` says about containers, on hosts made of files."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from pegaflow.cli import checks_container, checks_memory
 from pegaflow.cli.finding import INFO, OK, WARNING
 from pegaflow.cli.host import Host
+from pegaflow.cli.memory_policy import probe_memory_policy
 from pegaflow.shm.report import PoolListing
 from tests.unit.fake_native import listing, refused
 from tests.unit.made_up_host import GIB, MadeUpHost, made_up_host
@@ -105,3 +108,31 @@ def test_memory_limit_is_held_against_the_largest_pool(
     finding = checks_memory.memory_limit(host, SHM, pools)
     assert finding.level == level
     assert part in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("status", "io_uring", "policy", "level", "value", "advice"),
+    [
+        ("Seccomp:\t0\n", "ok", "ok", OK, "no profile, nothing refused", ""),
+        ("Seccomp:\t2\n", "ok", "ok", OK, "a profile is in force, nothing refused", ""),
+        ("Seccomp:\t2\n", "EPERM", "ok", INFO, "a profile is in force, io_uring refused", "threads"),
+        (
+            "Seccomp:\t2\n", "EPERM", "Operation not permitted", INFO,
+            "a profile is in force, io_uring and memory policy refused", "SYS_NICE",
+        ),
+        ("", "EPERM", "ok", INFO, "no profile, io_uring refused", "threads"),
+    ],
+)  # fmt: skip
+def test_calls_that_a_profile_refuses_are_named(
+    tmp_path: Path, status: str, io_uring: str, policy: str, level: str, value: str, advice: str
+) -> None:
+    host = made_up_host(tmp_path)
+    host.put("/proc/self/status", f"Name:\tvllm\n{status}")
+    finding = checks_container.system_calls(host, io_uring, policy)
+    assert (finding.level, finding.value) == (level, value)
+    assert advice in finding.advice
+
+
+def test_kernel_is_asked_for_its_memory_policy() -> None:
+    assert probe_memory_policy("pdp11") == "not known on this machine"
+    assert probe_memory_policy() in ("ok", os.strerror(errno.EPERM), os.strerror(errno.ENOSYS))

@@ -1,0 +1,121 @@
+"""Files for Docker and Kubernetes parse, fit together and set options that exist; doctor checks what is said of it."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pegaflow.cli.doctor import examine
+from pegaflow.cli.host import Host
+from pegaflow.config import ConnectorConfig, parse_config, parse_size
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
+COMPOSE = ROOT / "examples" / "docker" / "compose.yaml"
+CHECK = re.compile(r"^\| [^|]+ \| `([^`]+)` \|", re.MULTILINE)
+OF_NO_PLACE = {"python", "pegaflow", "vllm", "numa", "peers"}
+"""Checks of doctor that have nothing to do with how a container is started."""
+UNITS = {"Gi": 1 << 30, "Mi": 1 << 20}
+
+
+def pod_of(manifest: Path) -> dict[str, Any]:
+    """The pod's part of the one object in a file."""
+    objects = list(yaml.safe_load_all(manifest.read_text()))
+    assert len(objects) == 1
+    spec: dict[str, Any] = objects[0]["spec"]
+    return spec["template"]["spec"] if "template" in spec else spec
+
+
+def containers_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """All containers of a pod."""
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def config_of(arguments: list[str], environ: dict[str, str]) -> ConnectorConfig:
+    """PegaFlow's configuration of a command for vLLM."""
+    transfer = json.loads(arguments[arguments.index("--kv-transfer-config") + 1])
+    assert transfer["kv_connector"] == "PegaKVConnector"
+    assert transfer["kv_load_failure_policy"] == "recompute"
+    return parse_config(transfer.get("kv_connector_extra_config", {}), environ)
+
+
+def quantity(text: str) -> int:
+    """Bytes of a size as Kubernetes writes it."""
+    return int(text[:-2]) * UNITS[text[-2:]]
+
+
+def below(path: str, directory: str) -> bool:
+    """Whether a path is a directory or in it."""
+    return path == directory or path.startswith(directory + "/")
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
+def test_pods_mount_what_they_have_and_only_that(manifest: Path) -> None:
+    pod = pod_of(manifest)
+    volumes = [volume["name"] for volume in pod["volumes"]]
+    mounted = {mount["name"] for one in containers_of(pod) for mount in one["volumeMounts"]}
+    assert len(set(volumes)) == len(volumes)
+    assert mounted == set(volumes)
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
+def test_pools_of_pods_fit_where_they_are(manifest: Path) -> None:
+    pod = pod_of(manifest)
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    (vllm,) = pod["containers"]
+    environ = {one["name"]: one["value"] for one in vllm["env"]}
+    assert environ["PYTHONHASHSEED"] == "0"
+    config = config_of(vllm["command"] + vllm["args"], environ)
+    places = {mount["mountPath"]: volumes[mount["name"]] for mount in vllm["volumeMounts"]}
+    limits = vllm["resources"]["limits"]
+    assert config.pool_bytes is not None
+    assert config.shm_dir in places
+    if config.use_hugepages:
+        assert config.hugepages_dir is not None
+        assert places[config.hugepages_dir]["emptyDir"]["medium"] == "HugePages-2Mi"
+        assert config.pool_bytes <= quantity(limits["hugepages-2Mi"])
+    else:
+        assert config.pool_bytes < quantity(limits["memory"])
+        place = places[config.shm_dir]
+        inside = place.get("emptyDir", {"medium": "Memory", "sizeLimit": "1000000Gi"})
+        assert inside["medium"] == "Memory"
+        assert config.pool_bytes < quantity(inside["sizeLimit"])
+        assert "hostPath" not in place or below(place["hostPath"]["path"], "/dev/shm")
+    assert all(any(below(one, place) for place in places) for one in config.ssd_directories)
+    assert pod["securityContext"]["runAsUser"] == 1000
+
+
+def services() -> Iterator[dict[str, Any]]:
+    """Services of the file for Docker."""
+    yield from yaml.safe_load(COMPOSE.read_text())["services"].values()
+
+
+def test_services_share_one_directory_as_one_user() -> None:
+    found = list(services())
+    assert len(found) == 2
+    for service in found:
+        config = config_of(service["command"], service["environment"])
+        host_directory, _, place = service["volumes"][0].partition(":")
+        assert (host_directory, place) == ("/dev/shm/pools", config.shm_dir)
+        assert config.pool_bytes is not None
+        assert config.pool_bytes < parse_size(service["mem_limit"] + "b")
+    assert len({json.dumps([one["user"], one["volumes"], one["command"]]) for one in found}) == 1
+    assert len({one["ports"][0] for one in found}) == 2
+
+
+def test_everything_that_has_to_be_right_is_a_check_of_doctor() -> None:
+    names = {finding.name for finding in examine(Host(), "/dev/shm")}
+    table = (ROOT / "docs" / "deployment.md").read_text().split("\n## ", 1)[0]
+    said = CHECK.findall(table)
+    assert len(said) == len(set(said))
+    assert set(said) == names - OF_NO_PLACE
+
+
+def test_all_files_are_looked_at() -> None:
+    found = {path for path in (ROOT / "examples").rglob("*") if path.suffix in (".yaml", ".yml")}
+    assert found == {*MANIFESTS, COMPOSE}
+    assert len(MANIFESTS) == 3
