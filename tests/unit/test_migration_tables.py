@@ -1,6 +1,7 @@
 """The tables of ``docs/migration.md`` say of each name what the code does with it."""
 
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,13 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "qps_": {"pegaflow.peers": "10.0.0.2:7441"},
 }
 """Options that are only accepted beside others."""
+VLLM_SOURCES = {
+    "config/cache.py": ("kv_offloading_size", "kv_offloading_backend"),
+    "distributed/kv_transfer/kv_connector/factory.py": ("OffloadingConnector", "SimpleCPUOffloadConnector"),
+    "v1/kv_offload/cpu/spec.py": ("cpu_bytes_to_use",),
+    "v1/kv_offload/tiering/spec.py": ("secondary_tiers",),
+}
+"""Where vLLM has what its users are to replace."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PEGAFLOW_PEER_TOKEN": "0123456789abcdef0123456789abcdef"}
 
 
@@ -125,3 +133,14 @@ def test_commands_that_are_gone_are_not_installed() -> None:
     for command, here, _ in rows("Commands"):
         assert here == "gone"
         assert f"{command} =" not in scripts
+
+
+def test_options_of_vllm_that_are_named_exist() -> None:
+    found = importlib.util.find_spec("vllm")
+    assert found is not None
+    assert found.origin is not None
+    sources = {name: (Path(found.origin).parent / name).read_text() for name in VLLM_SOURCES}
+    for name, words in VLLM_SOURCES.items():
+        for word in words:
+            assert word in sources[name], (name, word)
+            assert word.replace("kv_offloading_", "--kv-offloading-") in TEXT
