@@ -46,16 +46,17 @@ HITS = re.compile(r"^vllm:pega_hit_tokens_ram_total\{.*\} ([0-9.e+]+)$", re.MULT
 
 
 def make_model(path: Path) -> Path:
-    """A model of three layers whose words are w0 to w511."""
+    """A model of three layers whose words are w3 to w511."""
     tokenizers, transformers = importlib.import_module("tokenizers"), importlib.import_module("transformers")
     tiny = importlib.import_module("tests.vllm.tiny_models")
     made: Path = tiny.make_model(path, tiny.llama_config())
-    numbers = {f"w{number}": number for number in range(tiny.VOCABULARY)}
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="w0"))
+    # Special ones are found within words, too.
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    numbers = {name: number for number, name in enumerate(special.values())}
+    numbers |= {f"w{number}": number for number in range(len(special), tiny.VOCABULARY)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="<unk>"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token="w1", eos_token="w2", unk_token="w0"
-    )
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special)
     wrapped.save_pretrained(made)
     return made
 
