@@ -20,6 +20,10 @@ from typing import Any, final
 from pegaflow._native_network import Directory as Directory
 from pegaflow._native_network import DirectoryQuery as DirectoryQuery
 from pegaflow._native_network import Nic as Nic
+from pegaflow._native_network import PeerFetch as PeerFetch
+from pegaflow._native_network import PeerQuery as PeerQuery
+from pegaflow._native_network import Peers as Peers
+from pegaflow._native_network import PeerServer as PeerServer
 
 __version__: str
 build_profile: str
@@ -168,6 +172,10 @@ class Pool:
         ``lock_timeouts``, ``lock_wait_us_max``, ``processes_reaped``, ``segments_created``, ``grow_failures``,
         ``bytes_used``."""
 
+    def windows(self) -> list[tuple[int, int, int]]:
+        """``(seconds, blocks asked for, distinct blocks missed)`` of late, over all processes: what a cache without
+        bounds would not have found either. Empty if this process keeps no statistics."""
+
     def last_grow_error(self) -> str | None:
         """Why the background thread could not grow the pool last time, as one sentence; ``None`` if it could."""
 
@@ -239,6 +247,19 @@ class Namespace:
         is off or nobody leads it: then the blocks are invalid all the same, but could come back if the host went down
         before the next leader has opened the files."""
 
+    def note_prompt(
+        self, keys: Sequence[bytes], *, start: int, ram: int, ssd: int, peer: int, late: int, stop: int | None = None
+    ) -> tuple[int, int, int, int, int] | None:
+        """Count a prompt of ``keys[:stop]`` in the statistics of the pool, once it is known what of it was found; call
+        it once for each prompt. Positions: blocks before ``start`` were not needed, those before ``ram`` were in
+        memory, before ``ssd`` they came from SSD, before ``peer`` from other hosts, and those before ``late`` were
+        there and not here in time; ``start <= ram <= ssd <= peer <= late <= stop``, else ``InvalidArgument``. Returns
+        how many blocks were ``(never stored, evicted, stored under another fingerprint or before a reset, late, with
+        an SSD tier that does not serve)``; ``None`` if this process keeps no statistics. Waits for nothing."""
+
+    def note_loaded(self, blocks: int) -> None:
+        """Count blocks that were copied from the pool to where they are used."""
+
     def stats(self) -> dict[str, int]:
         """``slots``, ``slots_free``, ``blocks_sealed``, ``blocks_reserved`` (counted by a scan)."""
 
@@ -259,100 +280,6 @@ class Prefetch:
     def close(self) -> None:
         """Give up what the request holds, and ask for no more of it. What is being read comes into memory all the same,
         held by nobody. Idempotent."""
-
-@final
-class PeerServer:
-    """Answers peers on other hosts for the pool while no other process of it does. Dropped it is closed."""
-
-    def __new__(
-        cls,
-        pool: Pool,
-        listen: str,
-        *,
-        token: str | None = None,
-        tls: tuple[str, str, str] | None = None,
-        nics: Sequence[Nic] | None = None,
-    ) -> PeerServer:
-        """``listen``: ``IP:port`` of the control plane, no wildcard; the port behind it is that of the data plane by
-        TCP. ``token`` and ``tls`` (PEM files: certificate, key, authorities): what peers must show, at least one of the
-        two. ``nics``: ports for RDMA; the log names those that cannot be used. Raises ``InvalidArgument``."""
-
-    def facts(self) -> dict[str, Any]:
-        """``serving``, ``address``, ``problem`` (other than that another process serves), ``sessions``, ``leases``,
-        ``leased_bytes``, and counters, of which those of the data plane while it serves."""
-
-    def close(self) -> None:
-        """Stop within a bounded time: the address is free, leases are given back. Idempotent."""
-
-@final
-class Peers:
-    """This process's connections to the pools of other hosts. Dropped without ``close`` it is closed."""
-
-    def __new__(
-        cls,
-        pool: Pool,
-        addresses: Sequence[str],
-        *,
-        token: str | None = None,
-        tls: tuple[str, str, str] | None = None,
-        nics: Sequence[Nic] | None = None,
-        qps_per_peer: int = 2,
-    ) -> Peers:
-        """``addresses``: ``host:port`` of each peer, at most 256; ``pool`` itself is left alone. ``token``, ``tls``,
-        ``nics``: as for ``PeerServer``. ``qps_per_peer``: queue pairs to each. Raises ``InvalidArgument``."""
-
-    def set_addresses(self, addresses: Sequence[str]) -> None:
-        """Ask these from now on, and no others."""
-
-    def find(
-        self, questions: Sequence[tuple[Namespace, Sequence[bytes], bool]], *, among: Sequence[str] | None = None
-    ) -> PeerQuery | None:
-        """Ask all peers, or those at ``among``, at a time. A question is ``(namespace, keys, chained)``; ``chained``:
-        each key is the child of the one before it, and what is behind the first absent one is of no interest. Never
-        waits; ``None``: no peer is there, or too many questions are open. At most 64 questions and 65,536 keys, else
-        ``InvalidArgument``."""
-
-    def facts(self) -> list[dict[str, Any]]:
-        """Per peer: ``address``, ``state`` (``"up"``, ``"backing off"``, ``"itself"``, ``"unknown"``), ``problem``,
-        ``transport`` (``"rdma"``, ``"tcp"``, ``None`` before the first fetch), ``rtt_us``, ``bytes_per_second``
-        (recent), ``queued_bytes``, and counters."""
-
-    def read_seconds(self, block_bytes: int) -> float | None:
-        """Seconds that so many more bytes would take behind what is queued; ``None``: no peer is up."""
-
-    def close(self) -> None:
-        """Stop. Reads that are under way end with their leases, after ten seconds at the latest. Idempotent."""
-
-@final
-class PeerQuery:
-    """A question to all peers."""
-
-    def poll(self) -> list[bytes] | None:
-        """``None`` while answers are awaited (550 ms at most), else per question a byte per key: 1 some peer has it in
-        memory, 2 on SSD, 0 none."""
-
-    def fetch(self, question: int, start: int, stop: int, *, parent: bytes | None = None) -> PeerFetch | None:
-        """Bring ``keys[start:stop]`` of a question into memory, from several peers. ``parent``: of the first if chained
-        and not ``keys[start - 1]``. Never waits; ``None``: nobody has the first, or too much is on its way."""
-
-    def close(self) -> None:
-        """Forget it; what is being fetched goes on. Idempotent."""
-
-@final
-class PeerFetch:
-    """Blocks on their way from peers; used like ``Prefetch``. Dropped without ``close`` it is closed."""
-
-    keys: int
-    """How many keys it is for: fewer than asked for if nobody has the rest or there is no room for it."""
-
-    def poll(self) -> int | None:
-        """As of ``Prefetch``."""
-
-    def found(self) -> int:
-        """As ``poll``, but how many it is so far."""
-
-    def close(self) -> None:
-        """As of ``Prefetch``. Idempotent."""
 
 @final
 class KVLayout:

@@ -1,5 +1,5 @@
-"""Typed face of what ``pegaflow._native`` has of networks beside peers: ports, and the directory of who has what. No
-module of its own at run time."""
+"""Typed face of what ``pegaflow._native`` has of networks: ports, the directory of who has what, and peers. No module
+of its own at run time."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -52,3 +52,97 @@ class DirectoryQuery:
 
     def best(self, count_max: int) -> list[str] | None:
         """As ``poll``, but the addresses that were named for most keys, the best first."""
+
+@final
+class PeerServer:
+    """Answers peers on other hosts for the pool while no other process of it does. Dropped it is closed."""
+
+    def __new__(
+        cls,
+        pool: Pool,
+        listen: str,
+        *,
+        token: str | None = None,
+        tls: tuple[str, str, str] | None = None,
+        nics: Sequence[Nic] | None = None,
+    ) -> PeerServer:
+        """``listen``: ``IP:port`` of the control plane, no wildcard; the port behind it is that of the data plane by
+        TCP. ``token`` and ``tls`` (PEM files: certificate, key, authorities): what peers must show, at least one of the
+        two. ``nics``: ports for RDMA; the log names those that cannot be used. Raises ``InvalidArgument``."""
+
+    def facts(self) -> dict[str, Any]:
+        """``serving``, ``address``, ``problem`` (other than that another process serves), ``sessions``, ``leases``,
+        ``leased_bytes``, and counters, of which those of the data plane while it serves."""
+
+    def close(self) -> None:
+        """Stop within a bounded time: the address is free, leases are given back. Idempotent."""
+
+@final
+class Peers:
+    """This process's connections to the pools of other hosts. Dropped without ``close`` it is closed."""
+
+    def __new__(
+        cls,
+        pool: Pool,
+        addresses: Sequence[str],
+        *,
+        token: str | None = None,
+        tls: tuple[str, str, str] | None = None,
+        nics: Sequence[Nic] | None = None,
+        qps_per_peer: int = 2,
+    ) -> Peers:
+        """``addresses``: ``host:port`` of each peer, at most 256; ``pool`` itself is left alone. ``token``, ``tls``,
+        ``nics``: as for ``PeerServer``. ``qps_per_peer``: queue pairs to each. Raises ``InvalidArgument``."""
+
+    def set_addresses(self, addresses: Sequence[str]) -> None:
+        """Ask these from now on, and no others."""
+
+    def find(
+        self, questions: Sequence[tuple[Namespace, Sequence[bytes], bool]], *, among: Sequence[str] | None = None
+    ) -> PeerQuery | None:
+        """Ask all peers, or those at ``among``, at a time. A question is ``(namespace, keys, chained)``; ``chained``:
+        each key is the child of the one before it, and what is behind the first absent one is of no interest. Never
+        waits; ``None``: no peer is there, or too many questions are open. At most 64 questions and 65,536 keys, else
+        ``InvalidArgument``."""
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Per peer: ``address``, ``state`` (``"up"``, ``"backing off"``, ``"itself"``, ``"unknown"``), ``problem``,
+        ``transport`` (``"rdma"``, ``"tcp"``, ``None`` before the first fetch), ``rtt_us``, ``bytes_per_second``
+        (recent), ``queued_bytes``, and counters."""
+
+    def read_seconds(self, block_bytes: int) -> float | None:
+        """Seconds that so many more bytes would take behind what is queued; ``None``: no peer is up."""
+
+    def close(self) -> None:
+        """Stop. Reads that are under way end with their leases, after ten seconds at the latest. Idempotent."""
+
+@final
+class PeerQuery:
+    """A question to all peers."""
+
+    def poll(self) -> list[bytes] | None:
+        """``None`` while answers are awaited (550 ms at most), else per question a byte per key: 1 some peer has it in
+        memory, 2 on SSD, 0 none."""
+
+    def fetch(self, question: int, start: int, stop: int, *, parent: bytes | None = None) -> PeerFetch | None:
+        """Bring ``keys[start:stop]`` of a question into memory, from several peers. ``parent``: of the first if chained
+        and not ``keys[start - 1]``. Never waits; ``None``: nobody has the first, or too much is on its way."""
+
+    def close(self) -> None:
+        """Forget it; what is being fetched goes on. Idempotent."""
+
+@final
+class PeerFetch:
+    """Blocks on their way from peers; used like ``Prefetch``. Dropped without ``close`` it is closed."""
+
+    keys: int
+    """How many keys it is for: fewer than asked for if nobody has the rest or there is no room for it."""
+
+    def poll(self) -> int | None:
+        """As of ``Prefetch``."""
+
+    def found(self) -> int:
+        """As ``poll``, but how many it is so far."""
+
+    def close(self) -> None:
+        """As of ``Prefetch``. Idempotent."""

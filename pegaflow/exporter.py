@@ -6,13 +6,14 @@ nothing; what one process counts for itself is in vLLM's own metrics (``vllm:peg
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pegaflow.shm.pool import SHM_DIR_DEFAULT, inspect_if_ok, list_pools
-from pegaflow.shm.report import InspectReport, PoolListing, TierReport
+from pegaflow.shm.report import InspectReport, NamespaceReport, PoolListing, TierReport
+from pegaflow.shm.traffic import REASONS, TIERS, TrafficReport, size_name, window_name
 
 FRESH_SECONDS = 1.0
 """Answers younger than this are given again: a look at a large pool reads all of its slot headers."""
@@ -22,6 +23,7 @@ Value = tuple[tuple[str, ...], float]
 _POOL = ("pool",)
 _SPACE = ("pool", "namespace", "group", "model")
 _PROCESS = ("pool", "row", "label")
+_WINDOW = ("pool", "window")
 
 _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "pool_readable": ("1 if the pool can be looked at, 0 if it is refused or not complete yet.", _POOL),
@@ -48,8 +50,22 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ssd_prefetch_inflight_bytes": ("Bytes that were asked for and are not in memory yet.", _POOL),
     "ssd_prefetch_throughput_bytes_per_second": ("Bandwidth of reads of late.", _POOL),
     "ssd_read_wait_seconds_max": ("Longest time from a request to its answer.", _POOL),
+    "hll_cardinality": ("About how many distinct blocks were missed of late.", _WINDOW),
+    "hll_total_requests": ("Blocks that were asked for of late.", _WINDOW),
+    "hll_estimated_hit_rate": ("What a cache without bounds would have found of them, 0 to 1.", _WINDOW),
+    "curve_hit_rate": ("What the pool would have found had it another size, 0 to 1.", ("pool", "size")),
+    "curve_sampling_rate": ("The part of the blocks that are followed for the curve.", _POOL),
 }
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cache_prompts": ("Prompts that were looked for.", _SPACE),
+    "cache_tier_block_requests": ("Blocks of prompts by where they were found, or miss.", (*_SPACE, "tier")),
+    "cache_block_misses": ("Blocks of prompts that were not found, by reason.", (*_SPACE, "reason")),
+    "cache_block_insertions": ("Blocks that became visible in memory, whoever brought them.", _SPACE),
+    "cache_insertion_bytes": ("Bytes of these blocks.", _SPACE),
+    "load_blocks": ("Blocks that were loaded into engines.", _SPACE),
+    "load_bytes": ("Bytes of these blocks.", _SPACE),
+    "curve_references": ("Blocks that the curve is about.", _POOL),
+    "curve_skipped_prompts": ("Prompts that the curve does not know, since somebody else was at it.", _POOL),
     "ssd_write_blocks": ("Blocks that were written to SSD.", _POOL),
     "ssd_write_bytes": ("Bytes that were written to SSD.", _POOL),
     "ssd_prefetch_success": ("Blocks that were read from SSD.", _POOL),
@@ -118,7 +134,7 @@ def _inside(report: InspectReport) -> Iterator[tuple[str, Value]]:
     yield "pool_used_bytes", (pool, report.bytes_used)
     yield "pool_slots", (pool, report.geometry.slots_used)
     for space in report.namespaces:
-        labels = (report.name, space.fingerprint[:16], str(space.group), space.label)
+        labels = (report.name, *_names(space))
         yield "cache_resident_blocks", (labels, space.blocks_sealed)
         yield "cache_resident_bytes", (labels, space.bytes_sealed)
         yield "cache_slots", (labels, space.slots)
@@ -134,6 +150,45 @@ def _inside(report: InspectReport) -> Iterator[tuple[str, Value]]:
         yield "process_reserved_blocks", (row, process.reserved)
     if report.ssd is not None:
         yield from _tier(pool, report.ssd)
+    if report.traffic is not None:
+        spaces = {space.id: (report.name, *_names(space)) for space in report.namespaces}
+        yield from _asked(report.traffic, spaces)
+        yield from _estimates(report.name, report.traffic, report.bytes_max)
+
+
+def _names(space: NamespaceReport) -> tuple[str, str, str]:
+    return space.fingerprint[:16], str(space.group), space.label
+
+
+def _asked(traffic: TrafficReport, spaces: Mapping[int, tuple[str, ...]]) -> Iterator[tuple[str, Value]]:
+    for counts in traffic.namespaces:
+        labels = spaces[counts.id]
+        missed = {reason: getattr(counts, f"miss_{reason}") for reason in REASONS}
+        for tier in TIERS:
+            yield "cache_tier_block_requests", ((*labels, tier), getattr(counts, f"hit_{tier}"))
+        yield "cache_tier_block_requests", ((*labels, "miss"), sum(missed.values()))
+        for reason, blocks in missed.items():
+            yield "cache_block_misses", ((*labels, reason), blocks)
+        yield "cache_prompts", (labels, counts.prompts)
+        yield "cache_block_insertions", (labels, counts.stored_blocks)
+        yield "cache_insertion_bytes", (labels, counts.stored_bytes)
+        yield "load_blocks", (labels, counts.loaded_blocks)
+        yield "load_bytes", (labels, counts.loaded_bytes)
+
+
+def _estimates(pool: str, traffic: TrafficReport, bytes_max: int) -> Iterator[tuple[str, Value]]:
+    for window in traffic.windows:
+        labels = (pool, window_name(window))
+        yield "hll_cardinality", (labels, window.distinct)
+        yield "hll_total_requests", (labels, window.asked)
+        if window.hit_ppm is not None:
+            yield "hll_estimated_hit_rate", (labels, window.hit_ppm / 1e6)
+    for point in traffic.curve.points:
+        if point.hit_ppm is not None:
+            yield "curve_hit_rate", ((pool, size_name(point, bytes_max)), point.hit_ppm / 1e6)
+    yield "curve_sampling_rate", ((pool,), traffic.curve.sampled_ppm / 1e6)
+    yield "curve_references", ((pool,), traffic.curve.references)
+    yield "curve_skipped_prompts", ((pool,), traffic.curve.skipped)
 
 
 def _tier(pool: tuple[str], tier: TierReport) -> Iterator[tuple[str, Value]]:

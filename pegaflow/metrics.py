@@ -22,6 +22,12 @@ COUNTERS = {
     "hit_tokens_ssd": "Tokens of prompts that were brought from SSD.",
     "hit_tokens_peer": "Tokens of prompts that were brought from other hosts.",
     "miss_tokens": "Tokens of prompts that were nowhere, and are computed.",
+    "off_tokens": "Tokens of prompts that were not looked for, since the pool is off.",
+    "miss_blocks_never_stored": "Blocks of prompts that nobody has stored, as far as is remembered.",
+    "miss_blocks_evicted": "Blocks of prompts that were stored, and they or blocks before them have gone since.",
+    "miss_blocks_reset": "Blocks of prompts that were stored under another fingerprint or before a reset.",
+    "miss_blocks_late": "Blocks of prompts that were on SSD or other hosts, and not here when the wait was over.",
+    "miss_blocks_tier_off": "As evicted, and the SSD tier that may have them does not serve.",
     "prefetch_requests": "Requests that were put off to bring blocks from SSD.",
     "prefetch_incomplete": "Such requests that went on before all of it was there.",
     "peer_questions": "Requests for which other hosts were asked.",
@@ -65,6 +71,16 @@ GAUGES = {
     "ssd_read_bytes_per_second": "Bandwidth of reads from SSD, of late.",
     "ssd_queued_bytes": "Bytes that were asked for from SSD and are not in memory yet.",
 }
+WINDOW_NAMES = ("5m", "1h", "24h")
+"""Windows of the estimates of a cache without bounds, in the order of ``Pool.windows``."""
+
+_HLL_GAUGES = {
+    "hll_cardinality": "About how many distinct blocks were missed, by all processes of the pool, in the last {}.",
+    "hll_total_requests": "Blocks that were asked for, by all processes of the pool, in the last {}.",
+    "hll_estimated_hit_rate": "What a cache without bounds would have found of them, 0 to 1, in the last {}.",
+}
+GAUGES |= {f"{key}_{name}": text.format(name) for key, text in _HLL_GAUGES.items() for name in WINDOW_NAMES}
+
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 BLOCK_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -85,8 +101,8 @@ class Recorder:
 
     counters: dict[str, int] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=dict)
-    gauges: dict[str, int] = field(default_factory=dict)
-    _reported: dict[str, int] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+    _reported: dict[str, float] = field(default_factory=dict)
 
     def count(self, key: str, by: int = 1) -> None:
         """Add to a counter."""
@@ -99,7 +115,7 @@ class Recorder:
         if len(values) < SAMPLES_MAX:
             values.append(value)
 
-    def gauge(self, key: str, value: int) -> None:
+    def gauge(self, key: str, value: float) -> None:
         """Set a gauge; unchanged values are not reported again."""
         if self._reported.get(key) != value:
             self.gauges[key] = value

@@ -110,6 +110,9 @@ class FakePool:
     def serve_ssd(self, directories: Sequence[str], *, capacity_bytes: int, **options: Any) -> None:
         self.tier = self.tier or FakeSsd()
 
+    def windows(self) -> list[tuple[int, int, int]]:
+        return [(300, 40, 10), (3600, 400, 100), (86400, 0, 0)]
+
     def ssd(self) -> dict[str, Any] | None:
         return self.tier.report() if self.tier else None
 
@@ -146,6 +149,9 @@ class FakeNamespace:
     def __init__(self, pool: FakePool, group: int, part_bytes: list[int], epochs: list[int]) -> None:
         self.pool, self.id, self.parts, self.part_bytes, self._epochs = pool, group, len(part_bytes), part_bytes, epochs
         self.block_bytes = sum(part_bytes)
+        self.prompts: list[tuple[int, ...]] = []
+        """``start, ram, ssd, peer, late, stop`` of each that was counted."""
+        self.blocks_loaded = 0
 
     @property
     def epoch(self) -> int:
@@ -193,6 +199,17 @@ class FakeNamespace:
 
     def others(self) -> int:
         return self.pool.others
+
+    def note_prompt(
+        self, keys: Sequence[bytes], *, start: int, ram: int, ssd: int, peer: int, late: int, stop: int | None = None
+    ) -> tuple[int, int, int, int, int]:
+        stop = len(keys) if stop is None else min(stop, len(keys))
+        assert 0 <= start <= ram <= ssd <= peer <= late <= stop
+        self.prompts.append((start, ram, ssd, peer, late, stop))
+        return (stop - late, 0, 0, late - peer, 0)
+
+    def note_loaded(self, blocks: int) -> None:
+        self.blocks_loaded += blocks
 
     def use_ssd(self) -> bool:
         if self.pool.tier is None:

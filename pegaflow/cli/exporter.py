@@ -3,14 +3,23 @@
 import signal
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import click
 
 from pegaflow.cli.options import shm_dir_option
 
+if TYPE_CHECKING:
+    from pegaflow.exporter import PoolCollector
+
 PORT_DEFAULT = 9091
 """That of PegaFlow with a server."""
+
+OTLP_SECONDS_MIN = 0.1
+OTLP_SECONDS_MAX = 3_600.0
 
 REQUEST_SECONDS_MAX = 10.0
 """Clients that send nothing for so long are cut off, since they are served one after the other."""
@@ -24,8 +33,22 @@ REQUEST_SECONDS_MAX = 10.0
     metavar="ADDRESS:PORT",
     help="Where to answer; port 0 takes any that is free.",
 )
+@click.option(
+    "--otlp",
+    metavar="URL",
+    help="Also send the metrics to an OpenTelemetry collector, as OTLP over HTTP: http://collector:4318.",
+)
+@click.option(
+    "--otlp-interval",
+    "otlp_seconds",
+    default=15.0,
+    show_default=True,
+    type=click.FloatRange(OTLP_SECONDS_MIN, OTLP_SECONDS_MAX),
+    metavar="SECONDS",
+    help="Time between two sendings.",
+)
 @shm_dir_option
-def exporter(listen: str, shm_dir: str) -> None:
+def exporter(listen: str, otlp: str | None, otlp_seconds: float, shm_dir: str) -> None:
     """Answer GET /metrics with what is in the pools below DIR, as Prometheus reads it, until it is interrupted.
 
     The pools are looked at when somebody asks, at most once a second; the exporter attaches to none of them, and none
@@ -37,6 +60,7 @@ def exporter(listen: str, shm_dir: str) -> None:
       pegaflow exporter
       pegaflow exporter --listen 10.0.0.5:9091
       pegaflow exporter --listen '[::1]:9091' --shm-dir /mnt/shm
+      pegaflow exporter --otlp http://collector:4318
     """
     try:
         # Here, so that all other commands do without the library.
@@ -46,16 +70,42 @@ def exporter(listen: str, shm_dir: str) -> None:
     except ImportError:
         raise click.ClickException("the exporter needs prometheus-client: pip install 'pegaflow[exporter]'") from None
     registry = CollectorRegistry()
-    registry.register(PoolCollector(shm_dir))
+    collector = PoolCollector(shm_dir)
+    registry.register(collector)
     host, port = _address(listen)
     server_class = _Server6 if ":" in host else _Server
-    with make_server(host, port, make_wsgi_app(registry), server_class, _Handler) as server:
+    with (
+        _sending(collector, otlp, otlp_seconds),
+        make_server(host, port, make_wsgi_app(registry), server_class, _Handler) as server,
+    ):
+        if otlp is not None:
+            click.echo(f"Sent to {otlp} every {otlp_seconds:g} s.")
         click.echo(f"Metrics of the pools in {shm_dir}: http://{_shown(host)}:{server.server_port}/metrics")
         # Not as KeyboardInterrupt, which wsgiref takes for a failure of the request that it is at.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
         server.serve_forever()
     click.echo("Stopped.")
+
+
+@contextmanager
+def _sending(collector: "PoolCollector", endpoint: str | None, seconds: float) -> Iterator[None]:
+    """Metrics go to a collector meanwhile, if there is one; what it does not take is said in a line and lost."""
+    if endpoint is None:
+        yield
+        return
+    try:
+        from pegaflow import otlp
+    except ImportError:
+        raise click.ClickException("--otlp needs the OpenTelemetry SDK: pip install 'pegaflow[otlp]'") from None
+    try:
+        provider = otlp.start(collector, endpoint, seconds)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--otlp") from None
+    try:
+        yield
+    finally:
+        provider.shutdown(timeout_millis=1000 * otlp.SEND_SECONDS_MAX)
 
 
 class _Server(WSGIServer):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import click
@@ -11,8 +12,10 @@ from rich.table import Table
 
 from pegaflow.cli.options import json_option, shm_dir_option
 from pegaflow.cli.output import cell, echo_json, format_bytes, format_count, printable, show, state_cell, table
+from pegaflow.cli.top_traffic import change, curve_table, prompts_table
 from pegaflow.shm.pool import inspect_if_ok, list_pools
 from pegaflow.shm.report import InspectReport, PoolListing
+from pegaflow.shm.traffic import sum_of
 
 INTERVAL_SECONDS_MIN = 0.1
 INTERVAL_SECONDS_MAX = 3_600.0
@@ -43,6 +46,8 @@ class PoolView:
     """``None``: it cannot be looked at, see ``listing``."""
     rates: Rates | None
     """``None``: it was not there at the look before."""
+    lately: Mapping[str, int] | None = None
+    """What came to the counters of prompts since, over all namespaces; ``None``: as for rates, or there are none."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,9 @@ class Look:
 def top(interval_seconds: float, once: bool, shm_dir: str, as_json: bool) -> None:
     """Watch how full the pools are, who uses them, and what moves. Attaches to none; Ctrl-C ends it.
 
-    'memory/s' is what was stored less what was evicted. What one vLLM instance finds, loads and saves is counted in
-    its own /metrics (vllm:pega_*).
+    'memory/s' is what was stored less what was evicted. Blocks of prompts are counted over all processes, since the
+    pool was made ('start') and since the last look ('last'): where they were found, or why not. What one vLLM
+    instance finds, loads and saves is counted in its own /metrics (vllm:pega_*).
 
     \b
     Examples:
@@ -114,10 +120,11 @@ def compare(before: Look | None, now: Look) -> list[PoolView]:
     views = []
     for listing, report in now.pools:
         old = known.get((report.path, report.created_unix_s)) if report is not None else None
-        rates = None
+        rates = lately = None
         if report is not None and old is not None and before is not None:
             rates = _rates(old, report, now.at - before.at)
-        views.append(PoolView(listing, report, rates))
+            lately = change(old.traffic, report.traffic)
+        views.append(PoolView(listing, report, rates, lately))
     return views
 
 
@@ -142,6 +149,15 @@ def render(views: list[PoolView], shm_dir: str) -> RenderableType:
         parts.append(_namespaces(reports))
     if any(report.processes for report in reports):
         parts.append(_processes(reports))
+    asked = [
+        (report.name, sum_of(report.traffic.namespaces), view.lately)
+        for view in views[:ROWS_MAX]
+        if (report := view.report) is not None and report.traffic is not None and report.traffic.curve.references
+    ]
+    if asked:
+        parts.append(prompts_table(asked))
+        known = [(report, report.traffic) for report in reports if report.traffic is not None]
+        parts.append(curve_table([(report, traffic) for report, traffic in known if traffic.curve.references]))
     tiers = [view for view in views if view.report is not None and view.report.ssd is not None]
     if tiers:
         parts.append(_tiers(tiers))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pegaflow.connector.attribution import Attribution, Found
 from pegaflow.connector.geometry import Geometry, GroupKind
 from pegaflow.connector.landing import Landing, Landings
 from pegaflow.connector.log import logger
@@ -55,6 +56,7 @@ class Loads:
         prefetches: Prefetches,
         peers: PeerFetches,
         watch: PeerWatch,
+        attribution: Attribution,
     ) -> None:
         self._geometry = geometry
         self._store = store
@@ -67,6 +69,7 @@ class Loads:
         self._prefetches = prefetches
         self._peers = peers
         self._watch = watch
+        self._attribution = attribution
         self._jobs: list[LoadJob] = []
         self._bad_keys: OrderedDict[tuple[int, bytes], None] = OrderedDict()
         self._still_steps = 0
@@ -137,23 +140,36 @@ class Loads:
             if leases is not None:
                 offer = Offer(computed_tokens, int(state.request.num_tokens), found.tokens, leases)
                 self._table.make_offer(state, offer)
-                self._count_tiers(state, computed_tokens, found.tokens)
+                self._count(state, namespaces, keys, computed_tokens, found.tokens)
                 return offer.external_tokens, True
-        self._count_tiers(state, computed_tokens, computed_tokens)
+        self._count(state, namespaces, keys, computed_tokens, computed_tokens)
         return MISS
 
-    def _count_tiers(self, state: RequestState, computed_tokens: int, hit_tokens: int) -> None:
+    def _count(
+        self,
+        state: RequestState,
+        namespaces: "Mapping[int, Namespace]",
+        keys: Mapping[int, Sequence[bytes]],
+        computed_tokens: int,
+        hit_tokens: int,
+    ) -> None:
         """Where a prompt was found, once for each request."""
-        if state.tiers_counted:
+        if state.counted:
             return
-        state.tiers_counted = True
-        here = hit_tokens if state.tokens_here is None else min(state.tokens_here, hit_tokens)
-        in_memory = here if state.tokens_in_memory is None else min(state.tokens_in_memory, here)
+        state.counted = True
+        here = hit_tokens if state.tokens_here is None else max(computed_tokens, min(state.tokens_here, hit_tokens))
+        in_memory = here if state.tokens_in_memory is None else max(computed_tokens, min(state.tokens_in_memory, here))
         most = max(hit_tokens, self._geometry.hit_tokens_max(int(state.request.num_prompt_tokens)))
-        self._recorder.count("hit_tokens_ram", max(0, in_memory - computed_tokens))
-        self._recorder.count("hit_tokens_ssd", max(0, here - max(in_memory, computed_tokens)))
-        self._recorder.count("hit_tokens_peer", hit_tokens - max(here, computed_tokens))
-        self._recorder.count("miss_tokens", most - hit_tokens)
+        known = min(most, max(hit_tokens, state.tokens_elsewhere))
+        found = Found(computed_tokens, in_memory, here, hit_tokens, known, most)
+        self._attribution.prompt(namespaces, keys, found)
+
+    def count_off(self, state: RequestState, computed_tokens: int) -> None:
+        """The prompt is not looked for, since the pool is off."""
+        if not state.counted:
+            state.counted = True
+            most = self._geometry.hit_tokens_max(int(state.request.num_prompt_tokens))
+            self._attribution.not_asked(max(0, most - computed_tokens))
 
     def allocated(self, state: RequestState, tables: Sequence[Sequence[int]], external_tokens: int) -> None:
         """vLLM has blocks for ``external_tokens`` of what was offered: load them, or drop the offer if it is 0."""
@@ -240,6 +256,8 @@ class Loads:
             self._recorder.count("load_success")
             self._recorder.observe("load_duration_seconds", outcome.seconds)
             self._recorder.observe("load_blocks", len(landing.refs))
+            blocks = {need.group: len(refs) for need, refs in landing.offer.leases.items()}
+            self._attribution.loaded(self._store.namespaces(), blocks)
         else:
             self._recorder.count("load_failure")
             state.may_load = False

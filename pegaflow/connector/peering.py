@@ -208,6 +208,7 @@ class PeerFetches:
         tokens = here.tokens if here is not None else computed_tokens
         if client is None or wanted is None or wanted.tokens <= tokens:
             return
+        state.tokens_elsewhere = max(state.tokens_elsewhere, wanted.tokens)
         size = 0
         needs = []
         for need in wanted.needs:

@@ -157,6 +157,7 @@ class Prefetches:
         tokens = (in_memory.tokens if in_memory is not None else computed_tokens) if wanted is not None else 0
         if wanted is None or wanted.tokens <= tokens:
             return None
+        state.tokens_elsewhere = max(state.tokens_elsewhere, wanted.tokens)
         needs = self._needs(wanted, keys)
         seconds_max = self._worth(pool, namespaces, keys, needs, wanted.tokens - tokens)
         bytes_held = sum((need.stop - need.start) * namespaces[need.group].block_bytes for need in needs)

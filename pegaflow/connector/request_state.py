@@ -103,7 +103,9 @@ class RequestState:
     """How often peers were asked for its blocks."""
     tokens_here: int | None = None
     """What of its prompt was in this host's memory when blocks of peers were asked for."""
-    tiers_counted: bool = False
+    tokens_elsewhere: int = 0
+    """What of its prompt was known to be on SSD or other hosts."""
+    counted: bool = False
     """Whether it is in the metrics where its prompt was found."""
     load_started: float = 0.0
     load_overdue: bool = False

@@ -12,6 +12,7 @@ from typing import Any
 
 from pegaflow.config import ConnectorConfig
 from pegaflow.connector.adapters import Adapters
+from pegaflow.connector.attribution import Attribution
 from pegaflow.connector.events import EventMaker, Events
 from pegaflow.connector.geometry import Geometry, GroupKind
 from pegaflow.connector.guard import Guard
@@ -108,13 +109,13 @@ class SchedulerHalf:
         patient = config.wait_for_full_prefix
         fetches = PeerFetches(geometry, recorder, self._guard, self._speed, seconds_max, client, patient)
         watch = PeerWatch(client, self._guard)
+        self._attribution = Attribution(geometry, recorder, self._guard)
         self._loads = Loads(
             geometry, store, self.table, self._landings, recorder, overdue_seconds, tails, waiting, prefetches, fetches,
-            watch,
+            watch, self._attribution,
         )  # fmt: skip
         self._events = Events(event_maker, store.namespaces)
-        landing = self._landings.under
-        ask = self._adapters.ask
+        landing, ask = self._landings.under, self._adapters.ask
         self._saves = Saves(
             geometry, store, self._pins, recorder, ranks, overdue_seconds, tails, self._events, landing, ask
         )
@@ -140,7 +141,10 @@ class SchedulerHalf:
 
     def _match(self, request: Any, computed_tokens: int, skips_reading: bool) -> Answer:
         state = self._state_of(request)
-        if not self._config.reads or state.bypass or skips_reading or self._store.off or self._wiped_later:
+        if not self._config.reads or state.bypass or skips_reading or self._wiped_later:
+            return MISS
+        if self._store.off:
+            self._loads.count_off(state, computed_tokens)
             return MISS
         if state.left_alone:
             # Asked last: what was not known may be known by now, and the next step finds it.
@@ -310,6 +314,7 @@ class SchedulerHalf:
         self._store.look_for_ssd()
         if self._store.pool is not None:
             self._ssd_report.observe(self._store.pool, self._recorder)
+            self._attribution.observe(self._store.pool)
 
     def _watch(self) -> None:
         self._loads.watch()

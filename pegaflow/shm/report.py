@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pegaflow.errors import PegaFlowError
+from pegaflow.shm.traffic import TrafficReport
 
 T = TypeVar("T")
 
@@ -159,6 +160,8 @@ class InspectReport:
     processes: list[ProcessReport]
     ssd: TierReport | None
     """``None``: the pool keeps nothing on SSD."""
+    traffic: TrafficReport | None
+    """``None``: nobody has used a namespace yet, or its statistics cannot be read."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ UNSAFE_FILES = (
     "rust/engine/src/tier/rows.rs",
     "rust/engine/src/tier/segment.rs",
     "rust/engine/src/tier/slots.rs",
+    "rust/engine/src/traffic/file.rs",
+    "rust/engine/src/traffic/rows.rs",
     "rust/engine/tests/common/*.rs",
     "rust/peers/src/rdma/*.rs",
     "rust/peers/src/slot.rs",

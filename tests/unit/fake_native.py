@@ -99,6 +99,7 @@ def inspection(**fields: Any) -> dict[str, Any]:
         "namespaces": [namespace()],
         "processes": [process()],
         "ssd": None,
+        "traffic": None,
     }
     return entry | fields
 

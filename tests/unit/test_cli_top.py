@@ -17,8 +17,10 @@ from rich.console import Console
 
 from pegaflow.cli import top
 from pegaflow.cli.main import cli
+from pegaflow.cli.top_traffic import SPARKS, spark
 from pegaflow.shm.pool import inspect_if_ok, inspect_pool, list_pools
 from pegaflow.shm.report import InspectReport, NamespaceReport, ProcessReport, TierReport
+from pegaflow.shm.traffic import CurveReport, NamespaceTraffic, PointReport, TrafficReport, WindowReport, sum_of
 from tests.unit.pool_processes import BLOCKS, PART_BYTES, keys, open_namespace, store
 
 COLUMNS = 80
@@ -188,3 +190,38 @@ def test_a_pool_that_goes_between_listing_and_look_has_no_report(tmp_path: Path)
     pool.close()
     shutil.rmtree(listing.path)
     assert inspect_if_ok(listing) is None
+
+
+def test_where_blocks_were_found_why_not_and_what_other_sizes_would_find_is_shown(tmp_path: Path) -> None:
+    pool, namespace = open_namespace("default", str(tmp_path))
+    store(pool, namespace)
+    prompt = [*keys(), *(bytes([number]) * 16 for number in (100, 101))]
+    for _ in range(10):
+        namespace.note_prompt(prompt, start=0, ram=BLOCKS, ssd=BLOCKS, peer=BLOCKS, late=BLOCKS)
+    answer = json.loads(invoke(tmp_path, "--once", "--json").output)
+    [one] = answer["pools"]
+    traffic = one["report"]["traffic"]
+    [counts] = traffic["namespaces"]
+    assert (counts["prompts"], counts["hit_ram"], counts["miss_never_stored"]) == (10, 10 * BLOCKS, 20)
+    assert one["lately"] == dict.fromkeys(one["lately"], 0)
+    [point] = [point for point in traffic["curve"]["points"] if point["bytes"] == one["report"]["bytes_max"]]
+    assert point["hit_ppm"] == 980_000, "all but two, the first time"
+    assert [window["hit_ppm"] for window in traffic["windows"]] == [980_000] * 3, "two distinct ones were missed"
+    lines = invoke(tmp_path, "--once").output.splitlines()
+    assert ["default", "start", "100", "80.0", "0", "0", "20.0", "0", "0", "0", "0"] in [line.split() for line in lines]
+    assert any(line.split()[-8:] == ["98.0"] * 8 for line in lines if line.startswith("default"))
+    assert max(map(len, lines)) <= COLUMNS
+    pool.close()
+
+
+def test_tables_of_prompts_fit_80_columns_however_large_their_numbers(view_of: Callable[..., top.PoolView]) -> None:
+    counts = NamespaceTraffic(0, *(123_456_789_012 for _ in dataclasses.fields(NamespaceTraffic)[1:]))
+    sizes = [int(report_of(view_of()).bytes_max * part) for part in (0.25, 0.5, 1, 2, 4, 8)]
+    curve = CurveReport(1, 2, 3, 4, [PointReport(size, 1_000_000) for size in sizes])
+    windows = [WindowReport(seconds, 1, 0, 1_000_000) for seconds in (300, 3600, 86400)]
+    view = view_of(traffic=TrafficReport([counts], windows, curve))
+    text = seen([dataclasses.replace(view, lately=sum_of([counts]))])
+    assert "last" in text
+    assert max(map(len, text.splitlines())) <= COLUMNS
+    assert "100.0" in text
+    assert spark(curve) == 6 * SPARKS[-1]

@@ -83,6 +83,33 @@ def test_blocks_leases_and_processes_of_a_pool_are_among_the_metrics(
     pool.close()
 
 
+def test_prompts_by_tier_and_reason_windows_and_curve_are_among_the_metrics(tmp_path: Path) -> None:
+    pool, namespace = open_namespace("default", str(tmp_path))
+    store(pool, namespace)
+    prompt = [*keys(), *(bytes([number]) * 16 for number in range(100, 112))]
+    namespace.note_prompt(prompt, start=1, ram=3, ssd=5, peer=BLOCKS, late=BLOCKS + 2)
+    namespace.note_loaded(7)
+    found: dict[tuple[str, str], float] = {}
+    for metric in PoolCollector(str(tmp_path)).collect():
+        for sample in metric.samples:
+            kind = next(
+                (sample.labels[name] for name in ("tier", "reason", "window", "size") if name in sample.labels), ""
+            )
+            found[metric.name, kind] = sample.value
+    tiers = [found["pegaflow_cache_tier_block_requests", tier] for tier in ("ram", "ssd", "peer", "miss")]
+    assert tiers == [2, 2, 3, 12]
+    reasons = ("never_stored", "evicted", "reset", "late", "tier_off")
+    assert [found["pegaflow_cache_block_misses", reason] for reason in reasons] == [10, 0, 0, 2, 0]
+    assert found["pegaflow_cache_block_insertions", ""] == BLOCKS
+    assert found["pegaflow_load_bytes", ""] == 7 * PART_BYTES
+    assert found["pegaflow_hll_total_requests", "1h"] == 19
+    assert found["pegaflow_hll_cardinality", "24h"] == 12
+    assert found["pegaflow_hll_estimated_hit_rate", "5m"] == pytest.approx(7 / 19, abs=1e-6)
+    assert found["pegaflow_curve_hit_rate", "2x"] == pytest.approx(7 / 19, abs=1e-6), "what was stored was there"
+    assert found["pegaflow_curve_sampling_rate", ""] == 1
+    pool.close()
+
+
 def test_pool_that_is_refused_is_told_and_hides_no_other(tmp_path: Path) -> None:
     pool, namespace = open_namespace("default", str(tmp_path))
     store(pool, namespace)

@@ -133,6 +133,10 @@ pub const NAMES: &[&str] = &[
     "ssd.loaded",
     "ssd.answered",
     "ssd.leased",
+    "traffic.file_made",
+    "traffic.linked",
+    "traffic.sampling",
+    "traffic.emptied",
     "remove.set_aside",
     "remove.file_removed",
 ];

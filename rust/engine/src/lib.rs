@@ -28,6 +28,8 @@ pub mod ssd;
 mod sync;
 #[cfg(not(loom))]
 pub mod tier;
+#[cfg(not(loom))]
+pub mod traffic;
 
 pub use config::{HugePages, OpenOptions};
 pub use error::{Error, ErrorKind, Result};

@@ -139,6 +139,21 @@ const _: () = assert!(
 /// Bytes that one call to page-lock memory stays below: drivers refuse that many at once.
 pub const REGISTRATION_BYTES_MAX: usize = 512 << 30;
 
+/// Blocks whose reuse is followed to estimate what other sizes of a pool would find.
+pub const TRAFFIC_SAMPLES_MAX: usize = few(8192, 1);
+/// Places in the order of their use; when they are used up, those that are taken are numbered anew.
+pub const TRAFFIC_PLACES: usize = 4 * TRAFFIC_SAMPLES_MAX;
+/// Slots of the hash table of samples that are tried.
+pub const TRAFFIC_PROBES_MAX: usize = 64;
+/// Buckets of the histogram of reuse distances: four per octave, the first for all up to 4 KiB.
+pub const TRAFFIC_BUCKETS: usize = 168;
+/// Registers of an estimate of distinct blocks: its standard error is 1.04 / sqrt(registers), 1.2 %.
+pub const TRAFFIC_REGISTERS: usize = 1 << 13;
+/// Blocks, counted twice each, of which one of the two filters of stored blocks is full: fewest, and most.
+pub const TRAFFIC_SEEN_MIN: u64 = 1 << 13;
+/// See [`TRAFFIC_SEEN_MIN`].
+pub const TRAFFIC_SEEN_MAX: u64 = 1 << 20;
+
 /// Directories of one SSD cache.
 pub const SSD_DIRECTORIES_MAX: usize = 64;
 /// Blocks of an SSD cache file at most; no device needs more.

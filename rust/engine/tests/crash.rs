@@ -18,7 +18,7 @@ mod crash_parts;
 mod forge;
 mod kill;
 
-use crash_parts::lane::Lane;
+use crash_parts::lane::{Lane, is_slow};
 use crash_parts::tally::Tally;
 use kill::blocks;
 use kill::random::{mix, seed};
@@ -36,7 +36,7 @@ const PAIRS_PERCENT: u64 = 10;
 const UNMET_PERCENT_MAX: u64 = 1;
 /// Rounds in which each pair has met in each way.
 const ROUNDS_OF_PAIRS_MAX: u64 = 3;
-/// Rounds for one death at a point of the SSD tier.
+/// Rounds for one death at a slow point.
 const SSD_ROUNDS: u64 = 10;
 /// As many as small machines have CPUs. A lane mostly waits, on a busy machine for its turn: there more are faster.
 const LANES: usize = 2;
@@ -63,9 +63,9 @@ fn jobs(kills: u64) -> Vec<Job> {
     jobs
 }
 
-/// In short runs, points of the SSD tier are met in every tenth round: each time a pool and its files are made.
+/// In short runs, points for which a pool and its files are made each time are met in every tenth round.
 fn rounds_for_one(point: &str, kills: u64) -> u64 {
-    if point.starts_with("ssd.") && kills < KILLS_OF_ALL_PAIRS_MIN { SSD_ROUNDS } else { 1 }
+    if is_slow(point) && kills < KILLS_OF_ALL_PAIRS_MIN { SSD_ROUNDS } else { 1 }
 }
 
 fn run_lane(jobs: &[Job], next: &AtomicUsize, kills: u64, mut lane: Lane) -> Tally {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pegaflow_engine::traffic::Prompt;
 use pegaflow_engine::{Key, NamespaceInfo};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -44,6 +45,9 @@ impl Namespace {
 const LOOKUP_KEYS_FIRST: usize = 64;
 /// Keys of a lookup that are converted at a time after that.
 const LOOKUP_KEYS_MAX: usize = 1024;
+
+/// Blocks by the reason for which they were missed.
+type Misses = (u64, u64, u64, u64, u64);
 
 #[pymethods]
 impl Namespace {
@@ -137,6 +141,31 @@ impl Namespace {
     fn reset(&self, py: Python<'_>, wait: bool) -> Result<u64> {
         let pool = self.pool.get()?;
         py.engine(|| if wait { pool.reset(self.engine) } else { pool.reset_memory(self.engine) })
+    }
+
+    #[pyo3(signature = (keys, *, start, ram, ssd, peer, late, stop=None))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn note_prompt(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        start: usize,
+        ram: usize,
+        ssd: usize,
+        peer: usize,
+        late: usize,
+        stop: Option<usize>,
+    ) -> Result<Option<Misses>> {
+        let (pool, items) = (self.pool.get()?, Items::of(keys, "keys")?);
+        let keys = keys_in(&items, 0..stop.map_or(items.len(), |stop| stop.min(items.len())))?;
+        let prompt = Prompt { start, ram, ssd, peer, late };
+        let missed = py.engine(|| pool.note_prompt(self.engine, &keys, &prompt))?;
+        Ok(missed.map(|missed| (missed.never_stored, missed.evicted, missed.reset, missed.late, missed.tier_off)))
+    }
+
+    fn note_loaded(&self, py: Python<'_>, blocks: u64) -> Result<()> {
+        let pool = self.pool.get()?;
+        py.engine(|| pool.note_loaded(self.engine, blocks))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {

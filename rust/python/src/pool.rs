@@ -246,6 +246,12 @@ impl Pool {
         counters(py, py.detach(|| pool.stats()))
     }
 
+    fn windows(&self, py: Python<'_>) -> Result<Vec<(u64, u64, u64)>> {
+        let pool = self.get()?;
+        let windows = py.engine(|| pool.windows())?;
+        Ok(windows.into_iter().map(|window| (window.seconds, window.asked, window.distinct)).collect())
+    }
+
     fn last_grow_error(&self) -> Result<Option<String>> {
         Ok(self.get()?.last_grow_error())
     }

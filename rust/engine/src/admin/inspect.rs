@@ -8,6 +8,7 @@ use super::tier::{TierReport, tier};
 use super::view::View;
 use crate::error::Result;
 use crate::shm::extent::{Extent, ExtentState};
+use crate::shm::file::Place;
 use crate::shm::liveness::held_by_other;
 use crate::shm::names::LAYOUT_VERSION;
 use crate::shm::namespace::{NamespaceFacts, facts};
@@ -16,6 +17,7 @@ use crate::shm::rows::{SlotHeader, load_label, load4};
 use crate::shm::shares::Shares;
 use crate::shm::state::{SlotState, State};
 use crate::sync::{Acquire, Relaxed, SeqCst};
+use crate::traffic::{self, TrafficReport};
 
 #[derive(Serialize)]
 struct Report {
@@ -31,6 +33,7 @@ struct Report {
     namespaces: Vec<NamespaceReport>,
     processes: Vec<ProcessReport>,
     ssd: Option<TierReport>,
+    traffic: Option<TrafficReport>,
 }
 
 #[derive(Serialize)]
@@ -102,6 +105,8 @@ pub fn inspect(path: &Path) -> Result<String> {
     };
     let ready = segments(&[ExtentState::Ready]);
     let creating = segments(&[ExtentState::Creating, ExtentState::Retiring, ExtentState::Dropping]);
+    let ids: Vec<usize> = namespaces.iter().map(|(report, _)| report.id).collect();
+    let traffic = Place::directory(path).ok().and_then(|place| traffic::report(&place, geometry.pool_bytes, &ids));
     let report = Report {
         name: view.name.clone(),
         path: view.dir.display().to_string(),
@@ -125,6 +130,7 @@ pub fn inspect(path: &Path) -> Result<String> {
         namespaces: namespaces.into_iter().map(|(report, _)| report).collect(),
         processes,
         ssd: tier(&view),
+        traffic,
     };
     Ok(to_json(&report))
 }

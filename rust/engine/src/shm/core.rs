@@ -25,6 +25,8 @@ use crate::shm::stats::Stats;
 use crate::sync::{AtomicU64, LocalU64};
 #[cfg(not(loom))]
 use crate::tier::TierSeat;
+#[cfg(not(loom))]
+use crate::traffic::TrafficSeat;
 
 /// What the background thread is asked to do.
 #[derive(Default)]
@@ -77,6 +79,8 @@ pub(crate) struct Core {
     pub(crate) requests: Mutex<Requests>,
     #[cfg(not(loom))]
     pub(crate) tier: TierSeat,
+    #[cfg(not(loom))]
+    pub(crate) traffic: TrafficSeat,
     pub(crate) bell: Condvar,
 }
 
@@ -113,6 +117,8 @@ impl Core {
             requests: Mutex::default(),
             #[cfg(not(loom))]
             tier: TierSeat::default(),
+            #[cfg(not(loom))]
+            traffic: TrafficSeat::default(),
             bell: Condvar::new(),
         }
     }

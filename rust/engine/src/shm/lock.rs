@@ -90,6 +90,21 @@ impl Core {
         self.lock_slowly(word, mine)
     }
 
+    /// Take the lock in `word` if nobody alive has it for longer than a moment.
+    #[cfg(not(loom))]
+    pub(crate) fn try_lock<'a>(&self, word: &'a AtomicU64) -> Option<LockGuard<'a>> {
+        let mine = self.me.encode();
+        for _ in 0..LOCK_SPINS {
+            if word.compare_exchange_weak(0, mine, AcqRel, Relaxed).is_ok() {
+                return Some(LockGuard { word, mine });
+            }
+            std::hint::spin_loop();
+        }
+        let holder = word.load(Acquire);
+        let free = holder == 0 || self.is_dead(holder);
+        (free && word.compare_exchange(holder, mine, AcqRel, Relaxed).is_ok()).then_some(LockGuard { word, mine })
+    }
+
     #[cold]
     fn lock_slowly<'a>(&self, word: &'a AtomicU64, mine: u64) -> Option<LockGuard<'a>> {
         let started = Instant::now();

@@ -17,6 +17,12 @@ pub(crate) const CONTROL_NEW: &str = "control.new.";
 pub(crate) const TIER: &str = "ssd";
 /// Prefix of such a file that is still being written.
 pub(crate) const TIER_NEW: &str = "ssd.new.";
+/// File of what was asked of the pool and found.
+pub(crate) const TRAFFIC: &str = "traffic-v1";
+/// Prefix of such a file that is still being written.
+pub(crate) const TRAFFIC_NEW: &str = "traffic.new.";
+/// How all their names begin, those of other versions too.
+pub(crate) const TRAFFIC_ANY: &str = "traffic";
 const SEGMENT: &str = "segment-";
 
 /// Check a pool name given by a user.

@@ -174,7 +174,7 @@ impl Core {
         Ok(())
     }
 
-    fn namespace_row(&self, ns: Namespace) -> Result<&NamespaceRow> {
+    pub(crate) fn namespace_row(&self, ns: Namespace) -> Result<&NamespaceRow> {
         self.control
             .namespaces()
             .get(ns.0 as usize)

@@ -16,7 +16,7 @@ use crate::shm::file::{Place, free_bytes, io_error, make_dir, set_length};
 use crate::shm::geometry::{Geometry, PAGE};
 use crate::shm::huge::{self, HugeMount};
 use crate::shm::liveness::LockFile;
-use crate::shm::names::{CONTROL, CONTROL_NEW, TIER_NEW, pool_dir};
+use crate::shm::names::{CONTROL, CONTROL_NEW, TIER_NEW, TRAFFIC_NEW, pool_dir};
 use crate::shm::process::register;
 use crate::shm::segments_dir::{self, NewDir};
 use crate::shm::superblock::Superblock;
@@ -83,7 +83,7 @@ fn attach_named(name: &str, place: &Place, path: &Path, label: &str) -> Result<O
 fn remove_unfinished(place: &Place) {
     let Place::Directory(dir, _) = place else { return };
     let names = std::fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok());
-    let unfinished = |name: &String| name.starts_with(CONTROL_NEW) || name.starts_with(TIER_NEW);
+    let unfinished = |name: &String| [CONTROL_NEW, TIER_NEW, TRAFFIC_NEW].iter().any(|new| name.starts_with(new));
     names.filter(unfinished).for_each(|name| place.remove(&name));
 }
 

@@ -145,6 +145,8 @@ impl Pool {
         self.core.check_usable()?;
         let ns = self.core.namespace(fingerprint, group, part_bytes, label)?;
         self.core.enter(ns);
+        #[cfg(not(loom))]
+        self.core.open_traffic();
         Ok(ns)
     }
 

@@ -40,6 +40,10 @@ impl Core {
             Published::Not => &self.stats.blocks_unpublished,
         };
         counter.add(1);
+        #[cfg(not(loom))]
+        if outcome == Published::Visible {
+            self.note_stored(pending.ns, &pending.key);
+        }
         if outcome != Published::Visible {
             self.give_back(block.slot(), self.reserved_state(block));
         }

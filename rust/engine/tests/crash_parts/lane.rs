@@ -44,19 +44,32 @@ pub struct Lane {
     pub tally: Tally,
 }
 
+/// Only the first user of a pool comes to these.
+const MAKES_STATISTICS: [&str; 2] = ["traffic.file_made", "traffic.linked"];
+
+/// Points that take a pool of their own, and more time: in short runs they are met less often.
+pub fn is_slow(point: &str) -> bool {
+    point.starts_with("ssd.") || MAKES_STATISTICS.contains(&point)
+}
+
 /// Points at which a pool is made or removed, or for which it has to be almost full of blocks of one namespace, or that
 /// have to do with files on SSD: each time in a directory of its own.
 pub fn has_its_own_pool(point: &str) -> bool {
     let moves = ["retire.copied", "retire.moving", "retire.linked", "retire.sealed"];
     let own = ["create.", "remove.", "ssd."];
-    own.iter().any(|family| point.starts_with(family)) || moves.contains(&point)
+    own.iter().any(|family| point.starts_with(family)) || moves.contains(&point) || MAKES_STATISTICS.contains(&point)
 }
 
 /// Of two creators only one gives the pool, or its tier's file, its name.
 pub fn is_possible(first: &str, second: &str) -> bool {
     let makes_file = ["ssd.file_made", "ssd.linked"].contains(&second);
     let file_is_there = first.starts_with("ssd.") && first != "ssd.file_made";
-    (first, second) != ("create.linked", "create.linked") && !(makes_file && file_is_there)
+    // But for these, who comes to a point has opened a namespace before.
+    let opens_none = ["create.", "process."].iter().any(|family| first.starts_with(family));
+    let counted = !opens_none && first != "traffic.file_made";
+    (first, second) != ("create.linked", "create.linked")
+        && !(makes_file && file_is_there)
+        && !(MAKES_STATISTICS.contains(&second) && counted)
 }
 
 impl Lane {
@@ -161,7 +174,7 @@ impl Lane {
     pub fn pairs(&mut self, first: &str, round: usize, percent: u64) {
         let mut home = self.home();
         for (index, second) in crash_point::names().iter().enumerate().filter(|(_, name)| is_possible(first, name)) {
-            let slow = percent < 100 && [first, *second].iter().any(|point| point.starts_with("ssd."));
+            let slow = percent < 100 && [first, *second].iter().any(|point| is_slow(point));
             if !self.random.chance(if slow { percent.div_ceil(SLOW_PAIRS) } else { percent }) {
                 continue;
             }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use pegaflow_engine::limits::OBJECT_POOL_BYTES_MIN;
 use pegaflow_engine::objects::{ObjectStore, ObjectStoreOptions, ValueKind};
+use pegaflow_engine::traffic::Prompt;
 use pegaflow_engine::{BlockRef, ErrorKind, Key, Member, Namespace, Pool, admin, crash_point};
 
 use crate::blocks::{MAIN, PART_BYTES, POOL_NAME, check_chain, fingerprint_of, keys, open, store_chain, value_of};
@@ -62,6 +63,7 @@ impl Try {
             "quarantine" if step != "given_up" => self.leave_quarantine(step),
             "chain" | "replace" | "doom" => self.replace(),
             "ssd" => crate::tier::point(self, step),
+            "traffic" if matches!(step, "file_made" | "linked") => self.make_statistics(),
             _ => self.run_in(&open(&self.dir), family, step),
         }
     }
@@ -86,6 +88,7 @@ impl Try {
             "evict" => self.evict(pool, step == "restored"),
             "free" | "quarantine" => self.give_up_a_slot(pool, family),
             "orphans" => self.drop_an_orphan(pool),
+            "traffic" => self.count(pool, step == "emptied"),
             "reset" => self.reset(pool),
             "rebuild" => self.rebuild(pool, matches!(step, "doomed" | "renamed")),
             other => panic!("no workload for the crash points of {other}"),
@@ -265,6 +268,25 @@ impl Try {
         self.arm();
         Forge::open(&self.dir).unwrap().make_orphan(&keys[1]);
         pool.reap().unwrap();
+    }
+
+    /// The first namespace that is opened in a pool brings its statistics.
+    fn make_statistics(&self) {
+        let pool = open(&self.dir);
+        self.arm();
+        self.space(&pool, MAIN);
+    }
+
+    /// Count a prompt; with `often`, so many times that the places of what is followed are used up.
+    fn count(&self, pool: &Pool, often: bool) {
+        let (ns, keys) = (self.space(pool, MAIN), self.keys(200));
+        self.arm();
+        for _ in 0..if often { 2000 } else { 20 } {
+            pool.note_prompt(ns, &keys, &Prompt::default()).unwrap();
+            if self.is_late() {
+                return;
+            }
+        }
     }
 
     fn reset(&self, pool: &Pool) {
