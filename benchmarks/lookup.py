@@ -45,6 +45,7 @@ def main() -> None:
         if any(len(refs) != len(keys) for refs, keys in zip(leased, chains, strict=True)):
             raise SystemExit("Blocks that were stored are not found; run 'make test'.")
         results += measure_all(namespace, chains, "alone")
+        results += measure_counting(namespace, chains)
         results += with_writers(pool, namespace, place, chains)
         for refs in leased:
             pool.release(refs)
@@ -91,6 +92,26 @@ def measure_all(namespace: _native.Namespace, chains: list[list[bytes]], beside:
             if outcome == "hit" and blocks in AIM_US:
                 aim = AIM_US[blocks]
                 results.append(Result(f"hit {blocks:,} blocks, {beside}, p50", percentile(ours, 50), "us", "aim", aim))
+    return results
+
+
+def measure_counting(namespace: _native.Namespace, chains: list[list[bytes]]) -> list[Result]:
+    """What counting a prompt in the pool's statistics takes, beside looking it up in the same moment."""
+    results = []
+    for blocks in PREFIXES[1:]:
+        note(f"{blocks} blocks, counted ...")
+        hits = [keys[:blocks] for keys in chains]
+        misses = [chain_keys(10**13 + chain, blocks) for chain in range(len(chains))]
+        looked_up = percentile(microseconds(namespace.lookup, hits, SAMPLES[blocks], blocks), 50)
+        for outcome, keysets, found in (("hit", hits, blocks), ("miss", misses, 0)):
+
+            def count(keys: list[bytes], found: int = found) -> int:
+                namespace.note_prompt(keys, start=0, ram=found, ssd=found, peer=found, late=found)
+                return found
+
+            taken = percentile(microseconds(count, keysets, SAMPLES[blocks], found), 50)
+            name = f"counting a {outcome} of {blocks:,} blocks, alone, p50"
+            results.append(Result(name, taken, "us", "lookup of a hit", looked_up))
     return results
 
 

@@ -10,7 +10,8 @@ from pegaflow.metrics import GAUGES, WINDOW_NAMES
 from pegaflow.shm import traffic
 from tests.fakes import FakeNamespace, FakePool
 from tests.unit.mini_engine import EVERY_KIND, SINGLE, MiniEngine
-from tests.unit.test_connector_ssd import PROMPT, engine_behind_ssd
+
+PROMPT = list(range(40))
 
 
 def prompts_of(pool: FakePool) -> list[tuple[int, ...]]:
@@ -34,14 +35,6 @@ def test_a_prompt_is_counted_once_new_first_and_found_the_second_time() -> None:
     assert found == (0, blocks, blocks, blocks, blocks, blocks)
     assert loaded(engine.pool) == blocks
     assert engine.recorder.counters["miss_blocks_never_stored"] == blocks
-
-
-def test_blocks_from_ssd_and_late_ones_are_told_apart() -> None:
-    engine = engine_behind_ssd()
-    request = engine.add(PROMPT)
-    engine.run()
-    blocks = request.hit_tokens // SINGLE.groups[0].block_tokens
-    assert prompts_of(engine.pool)[-1] == (0, 0, blocks, blocks, blocks, blocks)
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

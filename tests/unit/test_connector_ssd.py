@@ -501,3 +501,23 @@ def test_requests_ask_again_while_the_tier_opens_its_files_but_not_for_long(monk
     monkeypatch.setattr(namespaces, "SSD_RECOVERY_SECONDS_MAX", 0.02)
     engine.run()
     assert request.num_tokens > len(PROMPT)
+
+
+def test_blocks_that_came_and_those_that_were_late_are_counted_apart() -> None:
+    engine = engine_behind_ssd()
+    blocks = engine.add(PROMPT)
+    engine.run()
+    [space] = engine.pool._namespaces.values()
+    here = blocks.hit_tokens // SINGLE.groups[0].block_tokens
+    assert space.prompts[-1] == (0, 0, here, here, here, here)
+    late = engine_behind_ssd(prefetch_wait_ms_max=60_000)
+    tier_of(late).blocks_per_poll = 1
+    late.add(PROMPT)
+    for _ in range(4):
+        late.step()
+    tier_of(late).alive = False  # the disks hang: what came by now is taken
+    late.run()
+    [space] = late.pool._namespaces.values()
+    assert space.prompts[-1] == (0, 0, 4, 4, here, here)
+    assert late.recorder.counters["miss_blocks_late"] == here - 4
+    late.assert_nothing_held()
