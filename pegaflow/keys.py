@@ -11,6 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 FINGERPRINT_BYTES = 32
+PRIVATE = "private"
+"""What the identity of weights begins with that only one process has."""
+
+PRIVATE_MARK = b"private\n"
+"""How the fingerprints of private namespaces end; that another one does happens once in 2^64."""
+
 _FINGERPRINT_DOMAIN = b"pegaflow namespace 1\n"
 _ADAPTER_DOMAIN = b"pegaflow adapter key 1\n"
 
@@ -38,6 +44,16 @@ def fingerprint(factors: Mapping[str, Any]) -> bytes:
     """
     text = json.dumps(factors, sort_keys=True, separators=(",", ":"), allow_nan=True, default=_encode_bytes)
     return hashlib.sha256(_FINGERPRINT_DOMAIN + text.encode()).digest()
+
+
+def is_private(factors: Mapping[str, Any]) -> bool:
+    """Whether some weights are only their own process's."""
+    return any(identity[:1] == [PRIVATE] for identity in factors.get("weights", ()))
+
+
+def private(key: bytes) -> bytes:
+    """The fingerprint ``key`` marked as one that only its own engine can name: no directory is told of its blocks."""
+    return key[: -len(PRIVATE_MARK)] + PRIVATE_MARK
 
 
 def _encode_bytes(value: object) -> str:

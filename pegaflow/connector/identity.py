@@ -12,6 +12,7 @@ from typing import Any
 
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.log import logger
+from pegaflow.keys import PRIVATE
 from pegaflow.weights import changed_since_start, local_snapshot, processors_digest, weights_digest
 
 # What a Hugging Face configuration says that no KV byte depends on.
@@ -108,7 +109,7 @@ def weights_identity(
 
 def _private(reason: str) -> list[Any]:
     logger.warning("PegaFlow: %s, so blocks are not shared with other processes.", reason)
-    return ["private", uuid.uuid4().hex]
+    return [PRIVATE, uuid.uuid4().hex]
 
 
 def _models(vllm_config: Any) -> list[tuple[str, str | None, str | None, str, int]]:

@@ -16,7 +16,7 @@ from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import PoolAddress, Rank, WorkerShape
 from pegaflow.errors import PegaFlowError, PoolBusy
-from pegaflow.keys import fingerprint
+from pegaflow.keys import fingerprint, is_private, private
 
 if TYPE_CHECKING:
     from pegaflow._native import Namespace, Pool
@@ -302,6 +302,8 @@ class Store:
             _reset_memory(shared)
             self._reset_pending, self._shared = False, _one_of_each(shared)
         key = fingerprint(factors_all if self._private is None else {**factors_all, "private": self._private})
+        if self._private is not None or is_private(factors):
+            key = private(key)
         namespaces = self._open(pool, key, sizes)
         for number, namespace in namespaces.items():
             if any(node is not None for node in nodes[number]):

@@ -8,6 +8,7 @@ import pytest
 from vllm.v1.engine.core import EngineCore
 
 from pegaflow.connector import compat
+from pegaflow.keys import PRIVATE_MARK
 from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
 from tests.unit.test_connector_device import engine_on_device
 from tests.unit.test_connector_requests import PROMPT, warm
@@ -43,6 +44,8 @@ def test_later_resets_stay_in_the_private_namespace() -> None:
         assert hit(engine) == 0
         assert hit(engine) == len(PROMPT)
     assert len(engine.pool._namespaces) == 2
+    shared, private = (key for key, _ in engine.pool._namespaces)
+    assert (shared.endswith(PRIVATE_MARK), private.endswith(PRIVATE_MARK)) == (False, True)
 
 
 def test_reset_before_anything_is_known_takes_effect_as_soon_as_it_is() -> None:

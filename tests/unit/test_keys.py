@@ -11,7 +11,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashListWithBlockSize
 
 from pegaflow import _native
 from pegaflow.connector import compat
-from pegaflow.keys import FINGERPRINT_BYTES, fingerprint, group_keys
+from pegaflow.keys import FINGERPRINT_BYTES, PRIVATE, PRIVATE_MARK, fingerprint, group_keys, is_private, private
 
 
 def media(identifier: str, offset: int, length: int) -> Any:
@@ -145,3 +145,16 @@ def test_any_change_of_a_factor_changes_the_fingerprint() -> None:
 def test_factor_without_a_canonical_form_is_refused() -> None:
     with pytest.raises(TypeError, match="SimpleNamespace"):
         fingerprint({"object": SimpleNamespace()})
+
+
+def test_private_fingerprint_is_marked_and_still_another_one() -> None:
+    first, second = (private(fingerprint({"private": number})) for number in range(2))
+    assert first != second
+    assert first.endswith(PRIVATE_MARK)
+    assert len(first) == FINGERPRINT_BYTES
+
+
+def test_weights_of_one_process_alone_make_private_factors() -> None:
+    assert is_private({"weights": [["sampled", "a", "b"], [PRIVATE, "1234"]]})
+    assert not is_private({"weights": [["sampled", "a", "b"], ["dummy", 0]]})
+    assert not is_private({})

@@ -14,6 +14,8 @@ import pytest
 
 from pegaflow import _native
 from pegaflow.errors import InvalidArgument, PoolClosed
+from pegaflow.keys import private
+from tests.unit.certificates import certificates
 from tests.unit.native_pools import FINGERPRINT, keys, open_pool, reserve_all
 
 ADDRESS = "10.0.0.1:7400"
@@ -72,27 +74,12 @@ def server(directory: Path, *options: str) -> Iterator[int]:
         process.wait()
 
 
-def certificates(place: Path) -> tuple[Path, Path, Path]:
-    """An authority, and key and certificate of a server that it has signed."""
-    names = ("authority.key", "authority.pem", "server.key", "server.csr", "server.pem", "extensions")
-    authority_key, authority, key, request, certificate, extensions = (place / name for name in names)
-    extensions.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
-    new = ["req", "-newkey", "rsa:2048", "-nodes"]
-    for words in (
-        [*new, "-x509", "-days", "2", "-subj", "/CN=authority", "-keyout", authority_key, "-out", authority],
-        [*new, "-subj", "/CN=localhost", "-keyout", key, "-out", request],
-        ["x509", "-req", "-days", "2", "-in", request, "-CA", authority, "-CAkey", authority_key, "-CAcreateserial"],
-    ):
-        more = ["-extfile", extensions, "-out", certificate] if words[0] == "x509" else []
-        subprocess.run(["openssl", *map(str, [*words, *more])], check=True, capture_output=True)
-    return authority, key, certificate
-
-
-def fill(pool: _native.Pool, count: int) -> _native.Namespace:
-    namespace = pool.namespace(FINGERPRINT, 0, [BLOCK_BYTES])
-    refs = reserve_all(namespace, keys(count))
+def fill(pool: _native.Pool, count: int, fingerprint: bytes = FINGERPRINT) -> _native.Namespace:
+    namespace = pool.namespace(fingerprint, 0, [BLOCK_BYTES])
+    refs = reserve_all(namespace, keys(count)[namespace.lookup(keys(count)) :])
     pool.mark_written(0, refs)
-    assert pool.publish(refs) == count
+    assert pool.publish(refs) == len(refs)
+    assert namespace.lookup(keys(count)) == count
     return namespace
 
 
@@ -125,6 +112,15 @@ def test_blocks_of_a_real_pool_are_found_until_they_are_evicted_or_reset(shm_dir
         other_group = asker.namespace(FINGERPRINT, 1, [BLOCK_BYTES])
         assert ask(directory, other_group, keys(20)) == [[]] * 20
         assert ask(registered, own, keys(20)) == [[]] * 20, "nobody is sent to himself"
+
+        fingerprint = private(FINGERPRINT)
+        fill(owner, 10, fingerprint)
+        until(lambda: registered.facts()["owner"]["complete"])
+        hidden = asker.namespace(fingerprint, 0, [BLOCK_BYTES])
+        fill(owner, 21)
+        until(lambda: ask(directory, namespace, keys(21)) == [[ADDRESS]] * 21)
+        assert ask(directory, hidden, keys(10)) == [[]] * 10, "though they were there before"
+        assert registered.facts()["owner"]["blocks"] == 21
 
         own.reset()
         until(lambda: ask(directory, namespace, keys(20)) == [[]] * 20)

@@ -14,6 +14,8 @@ pub const CALL_KEYS_MAX: usize = 1 << 16;
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Calls that a server works on at a time.
 pub const CALLS_MAX: usize = 256;
+/// Addresses behind the name of one peer that are tried.
+pub const HOST_ADDRESSES_MAX: usize = 8;
 /// Deadline of a call that changes nothing.
 pub const FIND_TIME_MAX: Duration = Duration::from_millis(500);
 /// Deadline of connecting, greeting and exchanging queue pairs.

@@ -7,6 +7,9 @@ use pegaflow_engine::{BlockRef, Pool, Result, Sight, Survey};
 
 use super::names::{block_hash, namespace_seed};
 
+/// How the fingerprints end whose blocks only the process that saves them can name.
+const PRIVATE_MARK: [u8; 8] = *b"private\n";
+
 /// Blocks of one pool.
 pub trait Inventory: Send + Sync {
     /// Random number of the pool: another pool has another.
@@ -56,7 +59,7 @@ impl Inventory for PoolInventory {
     }
 
     fn hash_of(&self, block: BlockRef) -> Option<u64> {
-        let name = self.pool.block_name(block)?;
+        let name = self.pool.block_name(block).filter(|name| !name.fingerprint.ends_with(&PRIVATE_MARK))?;
         let mut seeds = self.seeds.lock().unwrap_or_else(PoisonError::into_inner);
         let seed = *seeds
             .entry((name.fingerprint, name.group))
@@ -73,5 +76,39 @@ struct PoolWalk {
 impl Walk for PoolWalk {
     fn go_on(&mut self, slots_max: usize, see: &mut dyn FnMut(Sight) -> bool) -> Result<bool> {
         self.pool.survey(&mut self.survey, slots_max, see)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pegaflow_engine::{Key, OpenOptions};
+
+    #[test]
+    fn blocks_of_private_namespaces_are_nobodys_business() {
+        let shm_dir = std::env::temp_dir().join(format!("pega-inventory-{}", std::process::id()));
+        std::fs::create_dir(&shm_dir).unwrap();
+        let options = OpenOptions { shm_dir: shm_dir.clone(), pool_bytes: Some(4 << 20), ..OpenOptions::default() };
+        let pool = Pool::open("inventory", &options).unwrap();
+        let inventory = PoolInventory::new(Arc::clone(&pool));
+        let shared = [7; 32];
+        let mut private = shared;
+        private[24..].copy_from_slice(&PRIVATE_MARK);
+        for (fingerprint, is_told) in [(shared, true), (private, false)] {
+            let ns = pool.namespace(&fingerprint, 0, &[4096], "test").unwrap();
+            let key = Key::new(b"key").unwrap();
+            let block = loop {
+                let reserved = pool.reserve(ns, &[key], None, true).unwrap();
+                if let Some((_, block)) = reserved.first() {
+                    break *block;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            };
+            pool.mark_written(0, &[block], None).unwrap();
+            assert_eq!(pool.publish(&[block]).unwrap(), 1);
+            assert_eq!(inventory.hash_of(block).is_some(), is_told);
+        }
+        drop((inventory, pool));
+        std::fs::remove_dir_all(shm_dir).unwrap();
     }
 }
