@@ -1,4 +1,4 @@
-"""How close do blocks of a peer come to the network itself, by TCP and by RDMA?"""
+"""How close do blocks of a peer come to the network itself, by TCP and by RDMA, and how soon does a peer answer?"""
 
 import json
 import os
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks import _peer_queries
 from benchmarks._common import Result, finish, median, note
 
 BUILD = ("cargo", "build", "--release", "--locked", "--quiet", "--package", "pegaflow-peers", "--example", "peer-speed")
@@ -168,10 +169,14 @@ def rdma(devices: Sequence[str]) -> list[Result]:
 
 
 def main() -> None:
-    """Run, print, write. ``PEGAFLOW_RDMA_DEVICES=rxe0,rxe1`` names two devices that reach each other."""
+    """Run, print, write. ``PEGAFLOW_RDMA_DEVICES=rxe0,rxe1`` names two devices that reach each other; ``queries``: only
+    how soon a peer answers."""
+    results = _peer_queries.measure()
+    if sys.argv[1:] == ["queries"]:
+        finish("peer_queries", results)
+        return
     if sys.argv[1:] != ["--built"]:
         subprocess.run(BUILD, check=True)
-    results = []
     devices = [name for name in os.environ.get("PEGAFLOW_RDMA_DEVICES", "").split(",") if name]
     if len(devices) == 2:
         results += rdma(devices)
