@@ -35,6 +35,10 @@ class Directory:
         """Ask which other hosts have blocks: a namespace and its keys per question. Never waits. ``None``: the store
         is not worth asking now, or too much is being asked."""
 
+    def hosts(self) -> list[str]:
+        """Addresses of servers of other pools that were there a few seconds ago, 16 at most; empty while the store is
+        not there. Never waits."""
+
     def facts(self) -> dict[str, Any]:
         """``up``, ``problem`` (a sentence, or ``None``) and counters of asking; ``owner``: the same of registering,
         with ``complete`` and ``blocks``, or ``None`` without an address."""

@@ -83,6 +83,10 @@ class Directory(Protocol):
         """Ask which hosts have blocks; ``None``: not worth asking now."""
         ...
 
+    def hosts(self) -> list[str]:
+        """Addresses of some hosts that are there, whatever they have. Never waits."""
+        ...
+
     def announce(self, address: str | None) -> None:
         """Register the pool's blocks as those of the server at ``address``. May wait for seconds."""
         ...
@@ -138,7 +142,16 @@ class DirectedPeers:
             self._tell()
 
     def facts(self) -> list[dict[str, Any]]:
-        """See ``Peers.facts``; of the hosts that are connected."""
+        """See ``Peers.facts``; of the hosts that are connected. If they are few, others that the directory knows are
+        connected too: whoever waits for a host has to know that there is one."""
+        facts = self._client.facts()
+        if sum(peer["state"] != "backing off" for peer in facts) >= OWNERS_MAX:
+            return facts
+        known = {peer["address"] for peer in facts}
+        others = [address for address in self._directory.hosts() if address not in known][:OWNERS_MAX]
+        if not others:
+            return facts
+        self.know(others)
         return self._client.facts()
 
     def read_seconds(self, block_bytes: int) -> float | None:

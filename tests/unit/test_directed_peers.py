@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from pegaflow import _native
+from pegaflow.connector.guard import Guard
 from pegaflow.connector.peer_link import PeerLink
+from pegaflow.connector.peer_watch import PeerWatch
+from pegaflow.metrics import Recorder
 from pegaflow.p2p import directed
 from pegaflow.p2p.directed import KEYS_SAMPLED_MAX, NAMED_MAX, OWNERS_MAX, Announcer, DirectedPeers, sample
 from tests.engine_races import STEPS_MAX
@@ -30,6 +33,8 @@ class Fakes:
     def __init__(self) -> None:
         self.addresses: list[str] = []
         self.named: list[str] | None = None
+        self.there: list[str] = []
+        self.states: dict[str, str] = {}
         self.directory_up = True
         self.connected: set[str] = set()
         self.among: list[list[str]] = []
@@ -38,6 +43,12 @@ class Fakes:
 
     def set_addresses(self, addresses: Sequence[str]) -> None:
         self.addresses = list(addresses)
+
+    def hosts(self) -> list[str]:
+        return self.there
+
+    def facts(self) -> list[dict[str, Any]]:
+        return [{"address": address, "state": self.states.get(address, "unknown")} for address in self.addresses]
 
     def find(self, questions: Any, *, among: Sequence[str] | None = None) -> Any:
         if among is None:
@@ -62,6 +73,33 @@ class Fakes:
 
 def directed_by(fakes: Fakes, *always: str) -> DirectedPeers:
     return DirectedPeers(fakes, fakes, always)  # type: ignore[arg-type]
+
+
+def test_hosts_that_were_never_named_count_for_those_who_wait() -> None:
+    fakes = Fakes()
+    peers = directed_by(fakes, "always:1")
+    peers.set_addresses(["always:1"])
+    watch = PeerWatch(lambda: peers, Guard(Recorder(), lambda reason: None))
+    fakes.states["always:1"] = "itself"
+    assert watch.alive() == 0
+    fakes.there = ["a:1", "b:1"]
+    assert watch.alive() == 2
+    assert fakes.addresses == ["always:1", "b:1", "a:1"]
+    fakes.states |= {"a:1": "up", "b:1": "backing off"}
+    assert watch.alive() == 1
+    fakes.there = []
+    assert watch.alive() == 1, "who is connected stays so"
+
+
+def test_hosts_are_met_only_as_long_as_few_are_known() -> None:
+    fakes = Fakes()
+    peers = directed_by(fakes)
+    fakes.there = [f"host{number}:1" for number in range(20)]
+    assert len(peers.facts()) == OWNERS_MAX
+    fakes.there = [f"other{number}:1" for number in range(20)]
+    assert {str(peer["address"])[:4] for peer in peers.facts()} == {"host"}
+    fakes.states = dict.fromkeys(fakes.addresses[:3], "backing off")
+    assert sum(str(peer["address"]).startswith("other") for peer in peers.facts()) == OWNERS_MAX
 
 
 def test_hosts_that_are_named_are_connected_and_asked_beside_those_that_always_are() -> None:
@@ -196,5 +234,33 @@ def test_prompt_comes_from_a_host_that_only_the_directory_knows(tmp_path: Path) 
         finish(engine)
         for one in (registered, directory):
             one.close()
+    for pool in (here, there):
+        pool.close()
+
+
+def test_decode_waits_for_a_host_that_only_the_directory_knows(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    here, there = open_pool(str(tmp_path / "here")), open_pool(str(tmp_path / "there"))
+    with server(tmp_path) as port, served(there) as (address, _), asking(here) as client:
+        url = f"redis://127.0.0.1:{port}/0"
+        owner, directory = _native.Directory(there, url, address=address), _native.Directory(here, url)
+        await_(lambda: directory.hosts() == [address])
+        assert owner.hosts() == [], "nobody is told of himself"
+        peers = DirectedPeers(client, directory, ())
+        waits = {"wait_for_full_prefix": True, "wait_for_full_prefix_seconds": 600.0}
+        decode = engine_on(here, blocks=400, peers=peers, **waits)
+        request = decode.add(TEXT)
+        for _ in range(50):
+            decode.step()
+        assert request.state == "waiting"
+        computed_on(there, TEXT)
+        finish(decode)
+        assert request.hit_tokens == BLOCKS_OF_TEXT * 4
+        assert "full_prefix_incomplete" not in decode.recorder.counters
+        owner.announce(None)
+        await_(lambda: directory.hosts() == [])
+        owner.close()
+        directory.close()
     for pool in (here, there):
         pool.close()

@@ -145,6 +145,8 @@ pub const DIRECTORY_KEY_OWNERS_MAX: usize = 16;
 pub const DIRECTORY_OWNERS_MAX: usize = 1 << 14;
 /// Bytes of an owner's record.
 pub const DIRECTORY_RECORD_BYTES_MAX: usize = 600;
+/// Owners of which an owner sees with each refresh whether they are still there.
+pub const DIRECTORY_OWNERS_LOOKED_AT: usize = 4;
 /// Numbers that a pool tries before it finds one that no other has.
 pub const DIRECTORY_NUMBERS_MAX: u64 = 16;
 /// First pause after the directory failed; doubled up to [`DIRECTORY_BACKOFF_MAX`].

@@ -70,6 +70,31 @@ fn is_complete(directory: &Directory) -> bool {
 }
 
 #[test]
+fn hosts_that_are_there_are_known_whatever_they_have_and_the_dead_are_forgotten() {
+    let server = Server::start(&[]);
+    let tuning = DirectoryTuning { record_life: Duration::from_secs(1), ..hasty() };
+    let owner = |pool_id| open(&Arc::new(Blocks::new(pool_id, 10)), &server.url(), tuning.clone());
+    let (first, second, asker) = (owner(1), owner(2), asker(&server.url()));
+    let hosts = || asker.hosts().iter().map(ToString::to_string).collect::<HashSet<String>>();
+    first.announce(Some(ADDRESS)).unwrap();
+    second.announce(Some(OTHER)).unwrap();
+    until("both are there", || hosts() == HashSet::from([ADDRESS.to_owned(), OTHER.to_owned()]));
+    until("nobody is told of itself", || first.hosts().iter().any(|host| **host == *OTHER));
+    assert!(!first.hosts().iter().any(|host| **host == *ADDRESS));
+    second.announce(None).unwrap();
+    until("one has left", || hosts() == HashSet::from([ADDRESS.to_owned()]));
+    // One that has died without leaving: it is in the set, and has no record.
+    let mut connection = server.connect();
+    ask(&mut connection, "SADD pega1:owners 0000abcd").unwrap();
+    until("the dead are taken away", || {
+        matches!(ask(&mut connection, "SISMEMBER pega1:owners 0000abcd"), Ok(redis::Value::Int(0)))
+    });
+    assert_eq!(hosts(), HashSet::from([ADDRESS.to_owned()]));
+    drop(server);
+    until("the store is gone, and so is what is known", || asker.hosts().is_empty());
+}
+
+#[test]
 fn what_is_registered_is_found_with_its_owner_and_what_goes_is_not() {
     let server = Server::start(&[]);
     let (first, second) = (Arc::new(Blocks::new(1, 1000)), Arc::new(Blocks::new(2, 1000)));

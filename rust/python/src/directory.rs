@@ -66,6 +66,10 @@ impl Directory {
         Ok(directory.find(questions).map(|query| DirectoryQuery { query, answer: Mutex::default() }))
     }
 
+    fn hosts(&self) -> Result<Vec<String>> {
+        Ok(self.get()?.hosts().iter().map(ToString::to_string).collect())
+    }
+
     fn facts<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         let directory = self.get()?;
         let (asker, facts) = (directory.asker_facts(), PyDict::new(py));

@@ -1,7 +1,7 @@
 //! Asks the directory: a thread that looks up what it is handed, and questions whose answers are fetched later.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use pegaflow_engine::{Error, ErrorKind, Result};
 use redis::Value;
 
 use super::AskerFacts;
-use super::names::{LAYOUT, Layout, member_range, owner_of};
+use super::names::{LAYOUT, Layout, OWNERS, member_range, numbers_in, owner_of};
 use super::records::Records;
 use super::store::{Batch, Store};
 use super::url::DirectoryUrl;
@@ -78,6 +78,8 @@ struct State {
     facts: AskerFacts,
     /// Nothing is asked before.
     down_until: Option<Instant>,
+    /// Some of those that were there at the last look.
+    hosts: Vec<Arc<str>>,
 }
 
 /// The handle of the thread, which ends with it.
@@ -94,7 +96,7 @@ impl Asker {
     pub(super) fn start(url: DirectoryUrl, own_pool: u64, refresh: Duration) -> Result<Self> {
         let (requests, received) = sync_channel(DIRECTORY_FINDS_MAX);
         let state =
-            Arc::new(Mutex::new(State { facts: AskerFacts { up: true, ..Default::default() }, down_until: None }));
+            Arc::new(Mutex::new(State { facts: AskerFacts { up: true, ..Default::default() }, ..Default::default() }));
         let work = Work {
             url,
             state: Arc::clone(&state),
@@ -103,6 +105,7 @@ impl Asker {
             refresh,
             records: Records::new(own_pool, refresh),
             pause: DIRECTORY_BACKOFF_MIN,
+            next_look: Instant::now(),
         };
         let thread = std::thread::Builder::new().name("pega-directory?".into()).spawn(move || work.run(&received));
         thread.map_err(|error| Error::new(ErrorKind::Device, format!("cannot start a thread: {error}")))?;
@@ -135,6 +138,10 @@ impl Asker {
         }
     }
 
+    pub(super) fn hosts(&self) -> Vec<Arc<str>> {
+        lock(&self.state).hosts.clone()
+    }
+
     pub(super) fn facts(&self) -> AskerFacts {
         lock(&self.state).facts.clone()
     }
@@ -149,11 +156,22 @@ struct Work {
     refresh: Duration,
     records: Records,
     pause: Duration,
+    /// When to look who is there.
+    next_look: Instant,
 }
 
 impl Work {
     fn run(mut self, requests: &Receiver<Request>) {
-        while let Ok(request) = requests.recv() {
+        loop {
+            let pause = self.next_look.saturating_duration_since(Instant::now());
+            let request = match requests.recv_timeout(pause) {
+                Ok(request) => request,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.look_around();
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
             let (began, mut answer) = (Instant::now(), Answer::empty(&request.questions));
             if began < request.deadline && lock(&self.state).down_until.is_none_or(|until| began >= until) {
                 match self.ask(&request) {
@@ -168,6 +186,30 @@ impl Work {
             }
             *request.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
         }
+    }
+
+    /// Who is there at all, whether anybody asks or not. If that fails, nobody.
+    fn look_around(&mut self) {
+        self.next_look = Instant::now() + self.refresh;
+        let hosts = self.hosts();
+        if hosts.is_err() {
+            self.store = None;
+        }
+        lock(&self.state).hosts = hosts.unwrap_or_default();
+    }
+
+    fn hosts(&mut self) -> Result<Vec<Arc<str>>> {
+        if self.store.is_none() {
+            self.store = Some(Store::connect(&self.url, DIRECTORY_FIND_TIME_MAX)?);
+            self.layout = None;
+        }
+        let Self { store: Some(store), records, .. } = self else { return Ok(Vec::new()) };
+        let mut batch = Batch::default();
+        let count = DIRECTORY_KEY_OWNERS_MAX.to_string();
+        batch.add(OWNERS, &[b"SRANDMEMBER", OWNERS.as_bytes(), count.as_bytes()]);
+        let some = numbers_in(&store.demand(&batch)?[0]);
+        records.read(store, &some.iter().copied().collect())?;
+        Ok(some.into_iter().filter_map(|owner| records.address(owner)).collect())
     }
 
     fn ask(&mut self, request: &Request) -> Result<Answer> {

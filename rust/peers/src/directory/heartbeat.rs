@@ -7,9 +7,11 @@ use pegaflow_engine::{Error, ErrorKind, Result};
 use redis::Value;
 
 use super::DirectoryTuning;
-use super::names::{LAYOUT, Layout, OwnerRecord, mark_key, member_range, owner_number};
+use super::names::{
+    LAYOUT, Layout, OWNERS, OwnerRecord, mark_key, member_range, number_text, numbers_in, owner_number,
+};
 use super::store::{Batch, Store, text_of};
-use crate::limits::{DIRECTORY_BUCKET_LIFE, DIRECTORY_NUMBERS_MAX, DIRECTORY_SAMPLES};
+use crate::limits::{DIRECTORY_BUCKET_LIFE, DIRECTORY_NUMBERS_MAX, DIRECTORY_OWNERS_LOOKED_AT, DIRECTORY_SAMPLES};
 
 /// What an owner and the store have agreed on. If it changes, everything has to be registered anew.
 #[derive(Clone, Debug)]
@@ -41,6 +43,7 @@ impl Post {
         if text_of(&store.demand(&batch)?[0]).is_some_and(|text| text == record.text()) {
             let mut batch = Batch::default();
             batch.add(&key, &[b"DEL", key.as_bytes()]);
+            batch.add(OWNERS, &[b"SREM", OWNERS.as_bytes(), number_text(self.number).as_bytes()]);
             store.demand(&batch)?;
         }
         Ok(())
@@ -71,14 +74,42 @@ pub(super) fn beat(
     let life_ms = tuning.record_life.as_millis().to_string();
     let mut batch = Batch::default();
     batch.add(&key, &[b"SET", key.as_bytes(), text.as_bytes(), b"PX", life_ms.as_bytes()]);
+    batch.add(OWNERS, &[b"SADD", OWNERS.as_bytes(), number_text(number).as_bytes()]);
+    batch.add(OWNERS, &[b"EXPIRE", OWNERS.as_bytes(), life().as_bytes()]);
     if let Some(finer) = finer {
         log::info!("pegaflow: the directory's buckets are made finer: two to the power of {}", finer.text());
         batch.add(LAYOUT, &[b"SET", LAYOUT.as_bytes(), finer.text().as_bytes(), b"EX", life().as_bytes()]);
     }
     store.demand(&batch)?;
+    forget_dead_owners(store)?;
     let former = before.and_then(|before| if is_known { before.former } else { Some(before.layout) });
     let lapses = before.map_or(0, |before| before.lapses + u64::from(!is_there));
     Ok(Post { number, attempt, layout, former, marks, lapses })
+}
+
+/// Look at a few of those that are said to be there. One that comes back names itself again.
+fn forget_dead_owners(store: &mut Store) -> Result<()> {
+    let mut batch = Batch::default();
+    let count = DIRECTORY_OWNERS_LOOKED_AT.to_string();
+    batch.add(OWNERS, &[b"SRANDMEMBER", OWNERS.as_bytes(), count.as_bytes()]);
+    let some = numbers_in(&store.demand(&batch)?[0]);
+    let mut batch = Batch::default();
+    for number in &some {
+        let key = OwnerRecord::key(*number);
+        batch.add(&key, &[b"EXISTS", key.as_bytes()]);
+    }
+    if batch.is_empty() {
+        return Ok(());
+    }
+    let values = store.demand(&batch)?;
+    let mut batch = Batch::default();
+    for (number, _) in some.iter().zip(&values).filter(|(_, value)| **value == Value::Int(0)) {
+        batch.add(OWNERS, &[b"SREM", OWNERS.as_bytes(), number_text(*number).as_bytes()]);
+    }
+    if !batch.is_empty() {
+        store.demand(&batch)?;
+    }
+    Ok(())
 }
 
 fn life() -> String {

@@ -133,6 +133,12 @@ impl Directory {
         self.asker.find(questions)
     }
 
+    /// Addresses of some of the owners that were there a few seconds ago, other than this pool; empty while the store
+    /// is not. Never waits.
+    pub fn hosts(&self) -> Vec<Arc<str>> {
+        self.asker.hosts()
+    }
+
     /// How registering goes; `None` if nothing is registered.
     pub fn owner_facts(&self) -> Option<OwnerFacts> {
         self.owner.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Owner::facts)

@@ -129,7 +129,7 @@ pub(super) struct OwnerRecord {
 
 impl OwnerRecord {
     pub(super) fn key(number: u32) -> String {
-        format!("pega1:o:{number:08x}")
+        format!("pega1:o:{}", number_text(number))
     }
 
     pub(super) fn text(&self) -> String {
@@ -150,6 +150,30 @@ pub(super) fn is_address(address: &str) -> bool {
     let whole = address.len() <= DIRECTORY_RECORD_BYTES_MAX / 2 && address.bytes().all(|byte| byte.is_ascii_graphic());
     let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
     whole && port.is_some_and(|(_, port)| port.parse::<u16>().is_ok_and(|port| port != 0))
+}
+
+/// Set of the numbers of all owners, dead ones among them for a while.
+pub(super) const OWNERS: &str = "pega1:owners";
+
+/// How a number is written there.
+pub(super) fn number_text(number: u32) -> String {
+    format!("{number:08x}")
+}
+
+/// The number that a member of the set is.
+pub(super) fn number_in(value: &redis::Value) -> Option<u32> {
+    match value {
+        redis::Value::BulkString(text) => u32::from_str_radix(std::str::from_utf8(text).ok()?, 16).ok(),
+        _ => None,
+    }
+}
+
+/// The numbers in an answer.
+pub(super) fn numbers_in(value: &redis::Value) -> Vec<u32> {
+    match value {
+        redis::Value::Array(members) => members.iter().filter_map(number_in).collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// Key under which the layout is written down.
