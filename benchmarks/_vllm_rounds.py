@@ -177,9 +177,9 @@ def model_place(config: dict[str, Any]) -> Iterator[Path]:
 
 
 def in_turn(names: Sequence[str], number: int) -> list[str]:
-    """The order of round ``number``: none is always the one that finds the processor's caches full of another's."""
-    first = number % len(names)
-    return [*names[first:], *names[:first]]
+    """The order of round ``number``, drawn by lot: none is always first, nor always behind the same other one, whose
+    bytes fill the processor's caches and who may still have something to do."""
+    return random.Random(f"turn {number}").sample(list(names), len(names))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -59,10 +59,14 @@ def test_an_engine_that_does_not_start_ends_the_benchmark_and_names_its_log(fake
         pass
 
 
-def test_every_engine_is_first_equally_often() -> None:
-    orders = [in_turn(["a", "b", "c"], number) for number in range(9)]
-    assert Counter(order[0] for order in orders) == {"a": 3, "b": 3, "c": 3}
+def test_every_engine_is_first_and_behind_every_other_equally_often() -> None:
+    orders = [in_turn(["a", "b", "c"], number) for number in range(600)]
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    first = Counter(order[0] for order in orders)
+    behind = Counter(pair for order in orders for pair in zip(order, order[1:], strict=False))
+    assert all(count == pytest.approx(200, rel=0.2) for count in first.values())
+    assert len(behind) == 6
+    assert all(count == pytest.approx(200, rel=0.2) for count in behind.values())
 
 
 def test_intervals_hold_the_median_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
