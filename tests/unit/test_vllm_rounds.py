@@ -1,5 +1,6 @@
 """Engines that take turns answer each round, and the intervals of their ratios hold what they should."""
 
+import itertools
 import os
 import random
 from collections import Counter
@@ -63,7 +64,7 @@ def test_every_engine_is_first_and_behind_every_other_equally_often() -> None:
     orders = [in_turn(["a", "b", "c"], number) for number in range(600)]
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
     first = Counter(order[0] for order in orders)
-    behind = Counter(pair for order in orders for pair in zip(order, order[1:], strict=False))
+    behind = Counter(pair for order in orders for pair in itertools.pairwise(order))
     assert all(count == pytest.approx(200, rel=0.2) for count in first.values())
     assert len(behind) == 6
     assert all(count == pytest.approx(200, rel=0.2) for count in behind.values())
