@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTr
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
-from tests.sglang.world import Setup, controller, engine, fill, host_pool, in_child, indices, page_bytes, server_args
+from tests.sglang.world import Setup, controller, engine, fill, host_pool, in_child, indices, page_bytes, publish_model
 
 PAGES = 10
 TOKENS = [7 + 3 * number for number in range(16 * PAGES)]
@@ -22,7 +22,7 @@ SECONDS_MAX = 60.0
 def setup(models: dict[str, Path], shm_dir: Path) -> Setup:
     """An engine that moves pages by address."""
     made = Setup(models["one"], shm_dir)
-    server_args(made)  # once for all children
+    publish_model(made)
     return made
 
 

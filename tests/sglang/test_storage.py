@@ -27,7 +27,7 @@ from tests.sglang.world import (
     indices,
     page_bytes,
     page_hashes,
-    server_args,
+    publish_model,
 )
 
 PAGES = 12
@@ -50,7 +50,7 @@ CRASH_POINTS = (
 def setup(models: dict[str, Path], shm_dir: Path) -> Setup:
     """An engine of the first model with keys and values of two heads."""
     made = Setup(models["one"], shm_dir)
-    server_args(made)  # once for all children
+    publish_model(made)
     return made
 
 

@@ -108,19 +108,16 @@ def storage_config(setup: Setup) -> HiCacheStorageConfig:
     )
 
 
-def server_args(setup: Setup) -> ServerArgs:
-    """SGLang's options of an engine."""
-    return _server_args(str(setup.model), setup.page_tokens)
-
-
-@functools.cache
-def _server_args(model: str, page_tokens: int) -> ServerArgs:
-    return ServerArgs(model_path=model, device="cpu", page_size=page_tokens)
+published: list[tuple[str, int]] = []
+"""Model and page size that this process, or its parent, has published last."""
 
 
 def publish_model(setup: Setup) -> None:
-    """Say to SGLang which model this process runs."""
-    publish(server_args(setup), role="scheduler")
+    """Say to SGLang which model this process runs. It takes a while, so tests do it once for all of their children."""
+    wanted = (str(setup.model), setup.page_tokens)
+    if published[-1:] != [wanted]:
+        publish(ServerArgs(model_path=wanted[0], device="cpu", page_size=wanted[1]), role="scheduler")
+        published.append(wanted)
 
 
 @contextmanager
