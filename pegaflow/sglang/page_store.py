@@ -103,11 +103,12 @@ class PageStore:
         return self._namespace.block_bytes
 
     def prefix(self, keys: Sequence[bytes]) -> int:
-        """How many of ``keys`` are there, from the first on; on SSD counts."""
-        found = self._namespace.lookup(keys)
+        """How many of ``keys``, the pages that a prompt asks for, are there, from the first on; on SSD counts."""
+        in_memory = found = self._namespace.lookup(keys)
         if found < len(keys) and self._tier():
             tiers = self._namespace.tiers(keys[found:])
             found += next((index for index, tier in enumerate(tiers) if not tier), len(tiers))
+        self._namespace.note_prompt(keys, start=0, ram=in_memory, ssd=found, peer=found, late=found)
         return found
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
@@ -124,6 +125,7 @@ class PageStore:
                 copied = self._reads.run(False, batch, range(len(refs)), refs)
         finally:
             self._pool.release(refs)
+        self._namespace.note_loaded(sum(copied))
         return copied + [False] * (len(batch.keys) - len(copied))
 
     def save(self, batch: Batch) -> list[bool]:

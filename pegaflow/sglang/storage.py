@@ -78,8 +78,7 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
 
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
         """How many pages are there, from the first on."""
-        form = "pieces" if self._by_address else "flat"
-        pages: int = self._run("a query failed", 0, lambda: self._prefix(KV, form, keys))
+        pages: int = self._run("a query failed", 0, lambda: self._prefix(KV, self._form, keys))
         return pages
 
     def batch_get_v1(
@@ -122,7 +121,13 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
 
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
-        return self.batch_exists([key]) == 1
+
+        def there() -> bool:
+            store = self._store(KV, self._form)
+            return store is not None and store.contains([page_key(key)])[0]
+
+        found: bool = self._run("a query failed", False, there)
+        return found
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
         """``target_location`` (a tensor of a page's size) with the page in it, or ``None``."""
@@ -171,6 +176,10 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     def _by_address(self) -> bool:
         """Whether SGLang moves pages of KV by address: it says so in the extra config of a dynamic backend."""
         return bool((self._config.extra_config or {}).get("interface_v1", 0))
+
+    @property
+    def _form(self) -> str:
+        return "pieces" if self._by_address else "flat"
 
     def _run(self, what: str, default: Any, function: Any) -> Any:
         if self._pool is None:
@@ -225,7 +234,7 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         return store.prefix([page_key(key) for key in keys]) if store is not None and keys else 0
 
     def _restorable(self, keys: list[str], transfers: Sequence[PoolTransfer]) -> PoolTransferResult:
-        pages = self._prefix(KV, "pieces" if self._by_address else "flat", keys)
+        pages = self._prefix(KV, self._form, keys)
         hits: dict[str, int] = {KV: pages} if pages else {}
         restorable = set(range(1, pages + 1))
         for transfer in transfers:

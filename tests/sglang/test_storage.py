@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageE
 from pegaflow import _native
 from pegaflow.errors import InvalidArgument
 from pegaflow.shm import find_pool, inspect_pool, open_pool, unlink_pool, verify_pool
+from pegaflow.shm.traffic import sum_of
 from tests.sglang.world import (
     KILLED,
     MHA_LAYOUTS,
@@ -362,3 +363,14 @@ def wait_until(reached: Callable[[], bool]) -> bool:
     while not reached() and time.monotonic() < deadline:
         time.sleep(0.01)
     return reached()
+
+
+def test_what_was_asked_found_and_moved_is_in_the_statistics_of_the_pool(setup: Setup) -> None:
+    in_child(write, setup, 5)
+    in_child(read, setup)
+    traffic = inspect_pool(find_pool("default", setup.shm_dir).path).traffic
+    assert traffic is not None
+    counted = sum_of(traffic.namespaces)
+    seen = {name: counted[name] for name in ("prompts", "blocks_asked", "hit_ram", "stored_blocks", "loaded_blocks")}
+    assert seen == {"prompts": 1, "blocks_asked": PAGES, "hit_ram": 5, "stored_blocks": 5, "loaded_blocks": 5}
+    assert counted["miss_never_stored"] == PAGES - 5
