@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from benchmarks._common import Result, median, note
 
 OUTPUT_TOKENS = 8
 LOGS = Path("build")
+END_SECONDS_MAX = 30.0
 DRAWS = 2000
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # vLLM keeps one processor free for its scheduler, and another one if there is a connector, whichever it is. Engines
@@ -149,7 +150,8 @@ class Start:
 def running(benchmark: str, starts: dict[str, Start]) -> Iterator[dict[str, Engine]]:
     """Engines by the names of their starts, all of them ready. Their logs go to ``build``.
 
-    All their processes are killed in the end: one that hangs in the kernel's stead does not end by itself.
+    All their processes end with the block. They are asked to, since what vLLM has in shared memory outlives it when it
+    is killed; but one that hangs in the kernel's stead has to be.
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     engines: dict[str, Engine] = {}
@@ -163,9 +165,22 @@ def running(benchmark: str, starts: dict[str, Start]) -> Iterator[dict[str, Engi
         note(f"after {time.monotonic() - started:.0f} s")
         yield engines
     finally:
-        for engine in engines.values():
-            os.killpg(engine.process.pid, signal.SIGKILL)
-            engine.process.wait()
+        end_all([engine.process for engine in engines.values()])
+
+
+def end_all(processes: Sequence["subprocess.Popen[str]"]) -> None:
+    """End of input tells them to end; what is left of them and their children after ``END_SECONDS_MAX`` is killed."""
+    for process in processes:
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+    deadline = time.monotonic() + END_SECONDS_MAX
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextmanager
@@ -196,13 +211,14 @@ def compared(name: str, ours: Sequence[Round], theirs: Sequence[Round], referenc
     for what, seconds in (("", lambda one: one.seconds), (", CPU", lambda one: one.cpu_seconds)):
         own, other = [seconds(one) for one in ours], [seconds(one) for one in theirs]
         results.append(Result(f"a round, {name}{what}", 1e3 * median(own), "ms", reference, 1e3 * median(other)))
-        results.append(ratio(f"ratio of each round, {name}{what}, to {reference}", own, other))
+        if all(other):  # in rounds that take no time there is nothing to compare
+            results.append(ratio(f"ratio of each round, {name}{what}, to {reference}", own, other))
     return results
 
 
 def ratio(name: str, ours: Sequence[float], theirs: Sequence[float]) -> Result:
     """The median of what each round took of the same round of another, with its interval."""
-    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True) if other > 0]
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     low, high = interval(ratios)
     note(f"{name}: {median(ratios):.4f}, 95 %: {low:.4f} to {high:.4f}, {len(ratios)} rounds")
     return Result(name, median(ratios), "x", low=low, high=high)

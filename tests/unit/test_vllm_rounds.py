@@ -3,6 +3,9 @@
 import itertools
 import os
 import random
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +61,24 @@ def test_an_engine_that_does_not_start_ends_the_benchmark_and_names_its_log(fake
     starts = {"good": Start({}, fake_vllm), "bad": Start({"broken": True}, fake_vllm)}
     with pytest.raises(SystemExit, match=r"broken-1\.log"), running("broken", starts):
         pass
+
+
+@pytest.mark.parametrize(("how", "seconds_max", "code"), [("pass", 60.0, 0), ("time.sleep(600)", 0.2, -signal.SIGKILL)])
+def test_engines_end_by_themselves_and_those_that_do_not_are_killed(
+    monkeypatch: pytest.MonkeyPatch, how: str, seconds_max: float, code: int
+) -> None:
+    monkeypatch.setattr(_vllm_rounds, "END_SECONDS_MAX", seconds_max)
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import sys, time; print(flush=True); sys.stdin.read(); {how}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "\n"
+    _vllm_rounds.end_all([process])
+    assert process.returncode == code
 
 
 def test_every_engine_is_first_and_behind_every_other_equally_often() -> None:
