@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks._common import Result, finish, median, note, pool_place
 from benchmarks._tiny_model import TINY_LLAMA
+from benchmarks._vllm_rounds import COMPUTING
 from pegaflow import _native
 
 STARTS = 5
@@ -58,6 +59,7 @@ def start_seconds(settings: dict[str, Any]) -> tuple[float, float]:
         "HF_HUB_OFFLINE": "1",
         "PYTHONHASHSEED": "0",
         "PEGAFLOW_SHARE_DUMMY_WEIGHTS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, COMPUTING)),
     }
     done = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(settings)],
