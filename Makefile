@@ -58,7 +58,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python test-sglang crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers examples manifests model check lock wheel wheel-test clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python test-sglang crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test rdma-guest soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers examples manifests model check lock wheel wheel-test clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,12 @@ test-sglang: $(STAMPS)/native build/sglang/$(SGLANG)  ## Run the tests of the ba
 rdma-test:  ## Run the tests of transports over two RDMA devices that reach each other: make rdma-test DEVICES=rxe0,rxe1
 	PEGAFLOW_RDMA_DEVICES=$(DEVICES) cargo test --locked --package pegaflow-peers --test transports --test troubles --test rdma --test killed_peer -- \
 	    --test-threads 1
+
+# Under an emulated processor: no KVM is needed, and what is tested is not how fast it is.
+rdma-guest:  ## Run the same in a guest kernel with two Soft-RoCE devices (QEMU, ibverbs-providers and Debian's package lists)
+	binaries=$$(cargo test --locked --package pegaflow-peers --no-run 2>&1 | \
+	    sed -n 's,.*Executable tests/\(transports\|troubles\|rdma\|killed_peer\)\.rs (\(.*\)),\2,p') && \
+	    $(PYTHON) tools/rdma_guest.py $$binaries
 
 soak:  ## Kill, stop and reset processes for MINUTES=5, from SEED= if given (result in build/soak.json)
 	@mkdir -p build

@@ -43,6 +43,16 @@ def test_counts_of_both_runners_are_added(
     assert capsys.readouterr().out == "21 passed, 5 failed\n"
 
 
+def test_what_was_not_run_is_no_pass_and_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = "test result: ok. 1 passed; 0 failed;\nnot run: tests over RDMA (no QEMU)\n"
+    assert run(monkeypatch, tmp_path, log, GOOD_JUNIT) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "8 passed, 0 failed, 1 not run\n"
+    assert "tests over RDMA (no QEMU)" in printed.err
+
+
 @pytest.mark.parametrize(
     ("log", "junit", "status"),
     [

@@ -1,7 +1,9 @@
-"""Count the tests of one run: ``python tools/count_tests.py LOG JUNIT_XML...`` prints ``N passed, N failed``.
+"""Count the tests of one run: ``python tools/count_tests.py LOG JUNIT_XML...`` prints ``N passed, N failed``, and
+``N not run`` behind it for parts that this machine could not run.
 
-LOG holds what ``cargo test`` printed, each JUNIT_XML is a report of pytest. The exit status is 1 if a test failed, or
-if one of them ran none at all. Needs nothing but Python, since it also runs where the setup has failed.
+LOG holds what ``cargo test`` printed, and a line ``not run: WHAT (WHY)`` for each such part; each JUNIT_XML is a report
+of pytest. The exit status is 1 if a test failed, or if one of them ran none at all. Needs nothing but Python, since it
+also runs where the setup has failed.
 """
 
 import re
@@ -9,6 +11,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+NOT_RUN = re.compile(r"^not run: .+$", re.MULTILINE)
 CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed;", re.MULTILINE)
 
 
@@ -31,15 +34,18 @@ def pytest_counts(junit: str) -> tuple[int, int]:
 def main() -> int:
     """Print the totals; returns the exit status."""
     log, reports = Path(sys.argv[1]), [Path(report) for report in sys.argv[2:]]
-    cargo = cargo_counts(log.read_text(errors="replace")) if log.exists() else (0, 0)
+    text = log.read_text(errors="replace") if log.exists() else ""
+    cargo, not_run = cargo_counts(text), NOT_RUN.findall(text)
     counts = {"cargo": cargo}
     for report in reports:
         counts[f"pytest ({report.name})"] = pytest_counts(report.read_text()) if report.exists() else (0, 0)
     for runner, of_runner in counts.items():
         if sum(of_runner) == 0:
             print(f"{runner} ran no test: see {log}", file=sys.stderr)
+    for part in not_run:
+        print(part, file=sys.stderr)
     passed, failed = (sum(of_runner[at] for of_runner in counts.values()) for at in range(2))
-    print(f"{passed} passed, {failed} failed", flush=True)
+    print(f"{passed} passed, {failed} failed" + f", {len(not_run)} not run" * bool(not_run), flush=True)
     return 0 if all(of_runner[0] for of_runner in counts.values()) and failed == 0 else 1
 
 
