@@ -4,7 +4,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use crate::common::{ShmDir, check, connect_by_tcp, namespace, store};
-use crate::hosts::{BLOCKS, POOL_BYTES, Worker, fetch_all, forget, nothing_is_left, request, unused_address};
+use crate::hosts::{BLOCKS, POOL_BYTES, Worker, fetch_all, forget, nothing_is_left, request_through, unused_address};
 use crate::middleman::{Lane, Middleman};
 use crate::numbers::Numbers;
 use crate::report::{Tally, in_lanes};
@@ -38,9 +38,8 @@ fn a_server_that_stands_still_costs_a_bounded_wait_and_what_it_sends_later_harms
                 }
                 true
             });
-            let (found, _) = request(&peers, &ours);
-            let ended = Instant::now();
-            tally.add(found, BLOCKS, ended.saturating_duration_since(stopped.recv().unwrap()));
+            let (found, took) = request_through(&peers, &ours, &stopped);
+            tally.add(found, BLOCKS, took);
             // The slots are somebody else's when it goes on.
             store(&ours, namespace(&ours), OTHERS);
             middleman.rest();

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use pegaflow_engine::Pool;
@@ -74,6 +74,20 @@ pub(crate) fn request(peers: &Peers, pool: &Arc<Pool>) -> (usize, Duration) {
         }
     }
     (found, started.elapsed())
+}
+
+/// Request until the fault has come about, of which `when` tells: a busy host may be late once with an answer, and then
+/// nothing is read. How many blocks came of the last request, and how long it went on after the fault.
+pub(crate) fn request_through(peers: &Peers, pool: &Arc<Pool>, when: &mpsc::Receiver<Instant>) -> (usize, Duration) {
+    until(|| {
+        let (found, _) = request(peers, pool);
+        let ended = Instant::now();
+        let fault = when.try_recv().ok();
+        if fault.is_none() {
+            forget(pool);
+        }
+        fault.map(|fault| (found, ended.saturating_duration_since(fault)))
+    })
 }
 
 /// Until all have come; then forget them.

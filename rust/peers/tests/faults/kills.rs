@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::common::{BLOCK_BYTES, ShmDir, check, connect_by_tcp, namespace, serve_by_tcp, store, until};
-use crate::hosts::{BLOCKS, POOL_BYTES, Worker, fetch_all, forget, nothing_is_left, request, unused_address};
+use crate::hosts::{BLOCKS, POOL_BYTES, Worker, fetch_all, forget, nothing_is_left, request_through, unused_address};
 use crate::middleman::{Lane, Middleman};
 use crate::numbers::Numbers;
 use crate::report::{Tally, cases, in_lanes};
@@ -28,9 +28,8 @@ fn servers_killed(fault: &'static str, at: impl Fn(&mut Numbers, u64) -> u64 + S
             fetch_all(&peers, &ours);
             let threshold = at(&mut numbers, middleman.passed(READ));
             let killed = kill_at(&middleman, server, threshold);
-            let (found, _) = request(&peers, &ours);
-            let ended = Instant::now();
-            tally.add(found, BLOCKS, ended.saturating_duration_since(killed.recv().unwrap()));
+            let (found, took) = request_through(&peers, &ours, &killed);
+            tally.add(found, BLOCKS, took);
             middleman.rest();
             check(&ours, namespace(&ours), 0..BLOCKS);
             forget(&ours);
