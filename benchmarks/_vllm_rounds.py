@@ -25,7 +25,8 @@ DRAWS = 2000
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # vLLM keeps one processor free for its scheduler, and another one if there is a connector, whichever it is. Engines
 # with and without one are to compute on as many.
-COMPUTING = sorted(os.sched_getaffinity(0))[1:] or [0]
+CPUS = sorted(os.sched_getaffinity(0))
+COMPUTING = CPUS[1:] or CPUS
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, COMPUTING)),
     "VLLM_CPU_KVCACHE_SPACE": "1",
