@@ -1,13 +1,13 @@
 """What does looking at a pool cost those who use it? Lookups and puts with and without a scraper of the exporter at 1
 and 10 Hz, in turns, and with and without counting each prompt in the pool's statistics.
 
-The exporter is a process of its own, as in service. Throughput is that of one process that goes round and round:
+Exporter and scraper are processes of their own, as in service. Throughput is that of one process that goes round and round:
 look a prompt up, count it, lease it, store what is absent.
 """
 
+import random
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -24,9 +24,17 @@ PROMPTS = 64
 """Twice as many blocks as fit."""
 PLACE_BYTES = 256 << 20
 ROUNDS = 12
-ROUND_SECONDS = 2.0
+ROUND_SECONDS = 3.0
 FREQUENCIES = (1, 10)
 AIM_RATIO = 0.99
+SCRAPER = """
+import sys, time, urllib.request
+while True:
+    started = time.monotonic()
+    urllib.request.urlopen(sys.argv[1], timeout=30).read()
+    print("asked", flush=True)
+    time.sleep(max(0.0, float(sys.argv[2]) - (time.monotonic() - started)))
+"""
 
 
 def main() -> None:
@@ -40,22 +48,24 @@ def main() -> None:
             work.run(ROUND_SECONDS, count=True)
         settings: list[tuple[str, float, bool]] = [("nobody looks", 0, True), ("nothing counted", 0, False)]
         settings += [(f"scraped at {frequency} Hz", frequency, True) for frequency in FREQUENCIES]
-        rates: dict[str, list[float]] = {name: [] for name, _, _ in settings}
+        rates: dict[str, list[tuple[float, float]]] = {name: [] for name, _, _ in settings}
+        lot = random.Random(1)
         for number in range(ROUNDS):
             note(f"round {number + 1} of {ROUNDS} ...")
-            for name, frequency, count in settings[number % 2 :] + settings[: number % 2]:
+            for name, frequency, count in lot.sample(settings, len(settings)):
                 with scraped(address, frequency):
                     rates[name].append(work.run(ROUND_SECONDS, count=count))
         pool.close()
-    alone = median(rates["nobody looks"])
-    results.append(Result("blocks looked up and put, nobody looks", alone, "blocks/s"))
-    for name, _, _ in settings[1:]:
-        # Of neighbours in time, so that what the machine does meanwhile takes part in both.
-        ratio = median([with_it / without for with_it, without in zip(rates[name], rates["nobody looks"], strict=True)])
-        if name == "nothing counted":
-            results.append(Result("with counting, by without", 1 / ratio, "ratio", "aim", AIM_RATIO))
-        else:
-            results.append(Result(f"{name}, by nobody looks", ratio, "ratio", "aim", AIM_RATIO))
+    for kind, unit in enumerate(("blocks/s", "blocks per second of CPU time")):
+        alone = [rate[kind] for rate in rates["nobody looks"]]
+        results.append(Result("looked up and put, nobody looks", median(alone), unit))
+        for name, _, _ in settings[1:]:
+            # Of neighbours in time, so that what the machine does meanwhile takes part in both.
+            ratios = [rate[kind] / without for rate, without in zip(rates[name], alone, strict=True)]
+            counting = name == "nothing counted"
+            ratio = 1 / median(ratios) if counting else median(ratios)
+            title = "prompts counted, by nothing counted" if counting else f"{name}, by nobody looks"
+            results.append(Result(f"{title}, {unit}", ratio, "ratio", "aim", AIM_RATIO))
     finish("scrape", results)
 
 
@@ -68,9 +78,9 @@ class Work:
             [(prompt << 16 | block).to_bytes(32, "big") for block in range(PROMPT_BLOCKS)] for prompt in range(PROMPTS)
         ]
 
-    def run(self, seconds: float, *, count: bool) -> float:
-        """Blocks per second."""
-        started = time.perf_counter()
+    def run(self, seconds: float, *, count: bool) -> tuple[float, float]:
+        """Blocks per second, and per second of CPU time, which what else runs on the host changes less."""
+        started, cpu = time.perf_counter(), time.process_time()
         blocks = 0
         while time.perf_counter() - started < seconds:
             self._turn += 1
@@ -78,7 +88,7 @@ class Work:
             back = 3 if self._turn % 2 else 0
             self._one(self._prompts[(self._turn // 2 - back) % PROMPTS], count)
             blocks += PROMPT_BLOCKS
-        return blocks / (time.perf_counter() - started)
+        return blocks / (time.perf_counter() - started), blocks / (time.process_time() - cpu)
 
     def _one(self, keys: list[bytes], count: bool) -> None:
         space = self._namespace
@@ -107,23 +117,18 @@ def exporter(place: Path) -> Iterator[str]:
 
 @contextmanager
 def scraped(address: str, frequency: float) -> Iterator[None]:
-    """Somebody asks the exporter so often meanwhile; 0: nobody."""
-    stop = threading.Event()
-
-    def ask() -> None:
-        while not stop.wait(1 / frequency):
-            with urllib.request.urlopen(address, timeout=30) as answer:
-                answer.read()
-
-    scraper = threading.Thread(target=ask, daemon=True)
-    if frequency:
-        scraper.start()
+    """Another process asks the exporter so often meanwhile; 0: nobody."""
+    if not frequency:
+        yield
+        return
+    scraper = subprocess.Popen([sys.executable, "-c", SCRAPER, address, str(1 / frequency)], stdout=subprocess.PIPE)
     try:
+        assert scraper.stdout is not None
+        scraper.stdout.readline()
         yield
     finally:
-        stop.set()
-        if frequency:
-            scraper.join()
+        scraper.kill()
+        scraper.wait()
 
 
 if __name__ == "__main__":
