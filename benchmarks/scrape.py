@@ -1,15 +1,14 @@
 """What does looking at a pool cost those who use it? Lookups and puts with and without a scraper of the exporter at 1
 and 10 Hz, in turns, and with and without counting each prompt in the pool's statistics.
 
-Exporter and scraper are processes of their own, as in service. Throughput is that of one process that goes round and round:
-look a prompt up, count it, lease it, store what is absent.
+Exporter and scraper are processes of their own, as in service. Throughput is that of one process that goes round and
+round: look a prompt up, count it, lease it, store what is absent.
 """
 
 import random
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +55,7 @@ def main() -> None:
                 with scraped(address, frequency):
                     rates[name].append(work.run(ROUND_SECONDS, count=count))
         pool.close()
-    for kind, unit in enumerate(("blocks/s", "blocks per second of CPU time")):
+    for kind, unit in enumerate(("blocks/s", "blocks per CPU second")):
         alone = [rate[kind] for rate in rates["nobody looks"]]
         results.append(Result("looked up and put, nobody looks", median(alone), unit))
         for name, _, _ in settings[1:]:
@@ -64,7 +63,7 @@ def main() -> None:
             ratios = [rate[kind] / without for rate, without in zip(rates[name], alone, strict=True)]
             counting = name == "nothing counted"
             ratio = 1 / median(ratios) if counting else median(ratios)
-            title = "prompts counted, by nothing counted" if counting else f"{name}, by nobody looks"
+            title = "prompts counted, by not" if counting else f"{name}, by not"
             results.append(Result(f"{title}, {unit}", ratio, "ratio", "aim", AIM_RATIO))
     finish("scrape", results)
 

@@ -73,16 +73,17 @@ impl Pool {
         }
         let identity = core.identity(ns)?;
         let (Some(traffic), Some(counters)) = (core.traffic(), core.counters_of(ns)) else { return Ok(None) };
-        let mut missed = traffic.classify(&identity, core.namespace_row(ns)?.group.load(Relaxed), keys, prompt);
+        // Once for each key: this is what counting spends its time on.
+        let hashes: Vec<u64> = keys.iter().map(|key| hash_of(&identity, key)).collect();
+        let mut missed = traffic.classify(core.namespace_row(ns)?.group.load(Relaxed), keys, &hashes, prompt);
         if missed.evicted > 0 && core.tier_is_off() {
             (missed.tier_off, missed.evicted) = (missed.evicted, 0);
         }
         count(counters, keys.len(), prompt, &missed);
         let asked = (keys.len() - prompt.start) as u64;
-        let hashes = keys[prompt.peer..].iter().map(|key| hash_of(&identity, key));
-        traffic.note_in_windows(boot_ms() / 1000, asked, hashes);
+        traffic.note_in_windows(boot_ms() / 1000, asked, hashes[prompt.peer..].iter().copied());
         let block_bytes = core.namespace_info(ns)?.part_bytes.iter().sum();
-        core.note_in_curve(traffic, &identity, keys, prompt.start, block_bytes);
+        core.note_in_curve(traffic, &hashes, prompt.start, block_bytes);
         Ok(Some(missed))
     }
 
@@ -134,16 +135,11 @@ impl Core {
         }
     }
 
-    fn note_in_curve(&self, traffic: &Traffic, identity: &Identity, keys: &[Key], start: usize, block_bytes: u64) {
+    fn note_in_curve(&self, traffic: &Traffic, hashes: &[u64], start: usize, block_bytes: u64) {
         let threshold = traffic.threshold();
-        let mut blocks = Vec::new();
-        for (position, key) in keys.iter().enumerate() {
-            let hash = hash_of(identity, key);
-            if hash < threshold {
-                blocks.push((hash, position >= start));
-            }
-        }
-        let uses = Uses { blocks: &blocks, references: (keys.len() - start) as u64, block_bytes };
+        let followed = hashes.iter().enumerate().filter(|(_, hash)| **hash < threshold);
+        let blocks: Vec<(u64, bool)> = followed.map(|(position, hash)| (*hash, position >= start)).collect();
+        let uses = Uses { blocks: &blocks, references: (hashes.len() - start) as u64, block_bytes };
         match self.try_lock(&traffic.header().curve_lock) {
             Some(lock) => traffic.note_uses(&lock, &uses),
             None => {
@@ -156,9 +152,9 @@ impl Core {
 impl Traffic {
     /// Why `keys[prompt.peer..]` were not found. A block is stored after the one before it, so those that were stored
     /// once are in front, and where they end is found by halving.
-    fn classify(&self, identity: &Identity, group: u32, keys: &[Key], prompt: &Prompt) -> Missed {
+    fn classify(&self, group: u32, keys: &[Key], hashes: &[u64], prompt: &Prompt) -> Missed {
         let rest = &keys[prompt.late..];
-        let evicted = rest.partition_point(|key| self.remembers(hash_of(identity, key)));
+        let evicted = hashes[prompt.late..].partition_point(|hash| self.remembers(*hash));
         let elsewhere = &rest[evicted..];
         let reset = elsewhere.partition_point(|key| self.remembers(hash_anywhere(group, key)));
         Missed {
