@@ -28,6 +28,8 @@ PORT = 18_100
 START_SECONDS_MAX = 900.0
 ANSWER_SECONDS_MAX = 300.0
 TOKENS = 12
+BLOCK_TOKENS = 128
+"""Of vLLM's blocks on CPUs, if nothing is said."""
 MODEL = "tiny"
 POOL = f"examples-{os.getpid()}"
 PROMPTS = [" ".join(f"w{(number * 37 + word * word) % 480 + 4}" for word in range(333)) for number in range(3)]
@@ -159,12 +161,13 @@ def main() -> int:
         for pool in (POOL, f"{POOL}-shared"):
             subprocess.run([sys.executable, "-c", REMOVE, pool], check=False, cwd=ROOT)
     prompt_tokens = len(PROMPTS[0].split())
+    full_blocks = prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS
     checks = {
         "router: tokens equal to one instance's": apart["answers"] == expected,
-        # The last token of a prompt is always computed.
-        "router: prompts were loaded, tails too": apart["loaded"][second] == len(PROMPTS) * (prompt_tokens - 1),
+        # The last token of a prompt is always computed, whether its block was found or not.
+        "router: prompts were loaded, tails too": apart["loaded"][second] >= len(PROMPTS) * (prompt_tokens - 1),
         "shared pool: tokens equal": shared["answers"] == [one for one in expected for _ in range(2)],
-        "shared pool: the second has loaded": shared["loaded"][second] > 0.8 * len(PROMPTS) * prompt_tokens,
+        "shared pool: the second has loaded": shared["loaded"][second] == len(PROMPTS) * full_blocks,
     }
     for claim, holds in checks.items():
         print(f"{'ok ' if holds else 'NOT'} {claim}")
