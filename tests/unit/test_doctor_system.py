@@ -26,6 +26,7 @@ CHECKS = [
     "memory limit",
     "room to grow",
     "namespaces",
+    "seccomp",
     "removal at logout",
     "locked memory",
     "huge pages",
