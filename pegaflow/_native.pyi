@@ -50,6 +50,7 @@ class Pool:
         huge_pages: bool = False,
         huge_pages_dir: str | None = None,
         weight: float | None = None,
+        policy: str | None = None,
     ) -> Pool:
         """Attach to pool ``name``, creating it if it does not exist and ``create`` is true.
 
@@ -60,10 +61,9 @@ class Pool:
         hugetlbfs; default: the mount with the most free pages that this user may write). ``label`` is shown by
         ``pegaflow inspect``.
         ``weight`` (0.001 to 1,000,000, default 1) is the process's share of the pool against the weights of others;
-        opening the pool again in the same process changes it.
-
-        Raises ``InvalidArgument`` for another weight, ``PoolNotFound``, ``PoolRefused``, ``ShmFull``, ``PoolBusy``
-        (process table full).
+        ``policy`` (``"probation"``, the default, or ``"lru"``) says where its new blocks start among those that go.
+        Opening the pool again in the same process changes both. Raises ``InvalidArgument`` for others,
+        ``PoolNotFound``, ``PoolRefused``, ``ShmFull``, ``PoolBusy`` (process table full).
         """
 
     name: str

@@ -35,6 +35,7 @@ CUDA_CTAS_MAX = 1024
 CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX = 6 << 20, 6 << 30
 SAVE_RATE_BYTES_MIN = 10**6
 FULL_PREFIX_SECONDS_MAX = 600.0
+EVICTION_POLICIES = ("probation", "lru")
 WEIGHT_MIN = 0.001
 WEIGHT_MAX = 1e6
 
@@ -87,6 +88,9 @@ class ConnectorConfig:
     """A directory on a hugetlbfs; ``None``: any that this user may write."""
     weight: float = 1.0
     """This instance's share of the pool, against the weights of the others that use it."""
+    eviction_policy: str = "probation"
+    """Where the blocks that this instance stores start among those that go when the pool is full: ``"probation"`` near
+    the old end, ``"lru"`` at the young one."""
     transfer_backend: str = "auto"
     """How blocks get to and from a GPU (see ``_native.CudaCopier``); without a GPU it means nothing."""
     cuda_ctas: int = 32
@@ -269,6 +273,15 @@ def _parse_weight(value: Any, name: str) -> float:
     return weight
 
 
+def _parse_policy(value: Any, name: str) -> str:
+    if value not in EVICTION_POLICIES:
+        nearest = difflib.get_close_matches(str(value).lower(), EVICTION_POLICIES, n=1, cutoff=0.0)[0]
+        raise InvalidArgument(
+            f"{name} must be one of {', '.join(EVICTION_POLICIES)}, not {value!r}: did you mean {nearest!r}?"
+        )
+    return str(value)
+
+
 @dataclass(frozen=True)
 class _Option:
     field: str
@@ -284,6 +297,7 @@ _OPTIONS = {
     "use_hugepages": _Option("use_hugepages", _parse_bool),
     "hugepages_dir": _Option("hugepages_dir", _parse_directory),
     "weight": _Option("weight", _parse_weight),
+    "eviction_policy": _Option("eviction_policy", _parse_policy),
     "transfer_backend": _Option("transfer_backend", _one_of(TRANSFER_BACKENDS)),
     "cuda_ctas": _Option("cuda_ctas", _whole(1, CUDA_CTAS_MAX)),
     "cuda_ring_size": _Option("cuda_ring_bytes", _size_within(CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX)),

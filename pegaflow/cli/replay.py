@@ -53,7 +53,8 @@ def replay(trace: Path, policies: tuple[str, ...], capacities: tuple[str, ...], 
     """Replay the prompts of TRACE against a cache that is empty at first.
 
     TRACE has one JSON object a line with the hashes of a prompt's blocks, "hash_ids". A hit is a block that is found
-    with all blocks before it. 'pool' is what PegaFlow does; 'optimum' knows what is to come, so no cache finds more.
+    with all blocks before it. 'pool' and 'pool-lru' are PegaFlow's engine itself, in a pool of its own with tiny
+    blocks; 'optimum' knows what is to come, so no cache finds more.
 
     \b
     Examples:

@@ -428,6 +428,7 @@ def _open_pool(config: ConnectorConfig, engine_id: str) -> "Pool":
         huge_pages=config.use_hugepages,
         huge_pages_dir=config.hugepages_dir,
         weight=config.weight,
+        policy=config.eviction_policy,
     )
 
 

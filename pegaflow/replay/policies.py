@@ -1,11 +1,13 @@
 """All policies by name."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
+from pegaflow.replay.engine import Engine
 from pegaflow.replay.optimum import best_hits
 from pegaflow.replay.queues import Arc, Lru, S3Fifo
-from pegaflow.replay.stamped import Probation, Stamped
+from pegaflow.replay.stamped import Probation
 from pegaflow.replay.trace import Prompt
 
 
@@ -22,13 +24,15 @@ class Policy(Protocol):
 
 
 POLICIES: dict[str, Callable[[int], Policy]] = {
-    "pool": Stamped,
+    "pool": partial(Engine, policy="probation"),
+    "pool-lru": partial(Engine, policy="lru"),
     "probation": Probation,
     "lru": Lru,
     "s3fifo": S3Fifo,
     "arc": Arc,
 }
-"""Each made for so many blocks. ``pool`` is what the engine does."""
+"""Each made for so many blocks. The first two are the engine itself, by default and with ``eviction_policy`` "lru"; all
+else is simulated."""
 
 OPTIMUM = "optimum"
 """Not a policy: it knows what is to come."""

@@ -1,5 +1,5 @@
-"""Policies that give each block a time and let the lowest go, as the pool does: a block's time is below that of the
-block before it in its prompt, so tails go before heads and what stays is a prefix."""
+"""Simulated policies that give each block a time and let the lowest go, as the pool does: a block's time is below that
+of the block before it in its prompt, so tails go before heads and what stays is a prefix."""
 
 import heapq
 from collections import OrderedDict
@@ -8,7 +8,7 @@ from pegaflow.replay.trace import Prompt
 
 
 class Stamped:
-    """Least recently used, tails first: what the pool does."""
+    """Least recently used, tails first: what the pool does under ``lru``."""
 
     def __init__(self, blocks_max: int) -> None:
         self._blocks_max = blocks_max

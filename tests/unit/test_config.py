@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pegaflow.config import _OPTIONS, ConnectorConfig, parse_config, parse_size
+from pegaflow import _native
+from pegaflow.config import _OPTIONS, EVICTION_POLICIES, ConnectorConfig, parse_config, parse_size
 from pegaflow.errors import InvalidArgument
 
 
@@ -320,6 +321,21 @@ def test_huge_pages_are_wanted_or_not(value: object, expected: bool) -> None:
 def test_wrong_wishes_for_huge_pages_are_refused(key: str, value: object) -> None:
     with pytest.raises(InvalidArgument, match=f"pegaflow.{key} must be"):
         parse_config({f"pegaflow.{key}": value}, {})
+
+
+@pytest.mark.parametrize("policy", EVICTION_POLICIES)
+def test_eviction_policy_is_one_that_the_engine_has(policy: str, tmp_path: Path) -> None:
+    assert parse_config({"pegaflow.eviction_policy": policy}, {}).eviction_policy == policy
+    assert parse_config({}, {"PEGAFLOW_EVICTION_POLICY": policy}).eviction_policy == policy
+    _native.Pool.open("p", shm_dir=str(tmp_path), pool_bytes=1 << 20, policy=policy).close()
+    with pytest.raises(InvalidArgument, match=", ".join(EVICTION_POLICIES)):
+        _native.Pool.open("p", shm_dir=str(tmp_path), pool_bytes=1 << 20, policy=policy.upper())
+
+
+@pytest.mark.parametrize(("value", "nearest"), [("LRU", "lru"), ("probate", "probation"), (None, "probation")])
+def test_other_eviction_policies_are_refused_with_the_nearest(value: object, nearest: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"pegaflow\.eviction_policy must be .*did you mean '{nearest}'"):
+        parse_config({"pegaflow.eviction_policy": value}, {})
 
 
 @pytest.mark.parametrize(("value", "weight"), [(1, 1.0), (0.25, 0.25), ("3", 3.0), (0.001, 0.001), (1_000_000, 1e6)])

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,25 @@ def random_prompts(seed: int, prompts: int, branches: int, depth: int) -> list[P
             path.append(chance.randrange(branches))
         made.append(["/".join(map(str, path[: end + 1])) for end in range(len(path))])
     return made
+
+
+def requests_of_a_service(seed: int) -> list[Prompt]:
+    """System prompts that many share, conversations that come back, and documents that are asked about once."""
+    chance = random.Random(seed)
+    prompts: list[Prompt] = []
+    talks: list[list[int | str]] = []
+    for number in range(4000):
+        which = int(chance.expovariate(0.3))
+        system: list[int | str] = [f"system {which} {block}" for block in range(6)]
+        if chance.random() < 0.5:
+            prompts.append([*system, *(f"document {number} {block}" for block in range(chance.randint(5, 25)))])
+            continue
+        if len(talks) < 150 or chance.random() < 0.15:
+            talks.append(system)
+        talk = talks[-1 - min(int(chance.expovariate(0.02)), len(talks) - 1)]
+        talk += [f"{number} {block}" for block in range(chance.randint(1, 4))]
+        prompts.append(list(talk))
+    return prompts
 
 
 def hits_of_anything(prompts: list[Prompt], blocks_max: int) -> int:
@@ -76,8 +96,9 @@ def test_optimum_is_what_trying_everything_finds() -> None:
             assert best_hits(prompts, blocks_max) == hits_of_anything(prompts, blocks_max), (seed, blocks_max)
 
 
-def test_pool_lets_the_tail_of_the_oldest_prompt_go_first() -> None:
-    cache = POLICIES["pool"](4)
+@pytest.mark.parametrize("name", ["pool-lru", "lru"])
+def test_tail_of_the_oldest_prompt_goes_first(name: str) -> None:
+    cache = POLICIES[name](4)
     cache.store(["a", "a1", "a2"])
     cache.store(["b", "b1"])
     assert (cache.find(["a", "a1", "a2"]), cache.find(["b", "b1"])) == (2, 2)
@@ -90,9 +111,30 @@ def test_probation_keeps_what_is_used_again_from_a_flood_of_what_is_not() -> Non
     prompts: list[Prompt] = []
     for turn in range(200):
         prompts += [["system", "prompt"], [f"once {turn}", f"{turn}", f"{turn} too"], [f"flood {turn}", f"{turn} more"]]
-    found = {name: hits_of(name, prompts, 6) for name in ("pool", "probation")}
-    assert found["probation"] >= found["pool"]
-    assert hits_of("probation", prompts, 4) > hits_of("pool", prompts, 4)
+    assert hits_of("probation", prompts, 6) >= hits_of("lru", prompts, 6)
+    assert hits_of("probation", prompts, 4) > hits_of("lru", prompts, 4)
+
+
+def test_engine_finds_what_the_simulation_of_its_policy_does() -> None:
+    prompts = requests_of_a_service(4)
+    asked, distinct = sum(map(len, prompts)), distinct_blocks(prompts)
+    for share in (0.02, 0.1):
+        names = ("pool", "pool-lru", "probation", "lru")
+        found = {name: hits_of(name, prompts, int(share * distinct)) / asked for name in names}
+        assert found["pool"] == pytest.approx(found["probation"], abs=0.005), share
+        assert found["pool-lru"] == pytest.approx(found["lru"], abs=0.005), share
+        assert found["pool"] > found["pool-lru"] + 0.01, "else this shows nothing"
+
+
+def test_engine_of_a_replay_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache = POLICIES["pool"](100)
+    cache.store(["a", "b"])
+    assert (cache.find(["a", "b"]), len(list(tmp_path.iterdir()))) == (2, 1)
+    del cache
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InvalidArgument, match="too large for a replay"):
+        POLICIES["pool"](10**12)
 
 
 @pytest.mark.parametrize(

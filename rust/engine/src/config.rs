@@ -20,6 +20,9 @@ pub struct OpenOptions {
     /// Share of the pool against the weights of other instances, from 0.001 to 1,000,000; default 1. Opening the pool
     /// again in the same process changes it.
     pub weight: Option<f64>,
+    /// Where new blocks of this process start among those that go in turn: `probation` (default) or `lru`. Opening the
+    /// pool again in the same process changes it.
+    pub policy: Option<String>,
     /// Keep segments in huge pages that were reserved for good, if there are enough; `None`: in ordinary pages.
     pub huge_pages: Option<HugePages>,
     /// Nameless: the pool lives in anonymous memory of this process and leaves nothing behind.
@@ -51,6 +54,7 @@ impl Default for OpenOptions {
             create: true,
             label: String::new(),
             weight: None,
+            policy: None,
             huge_pages: None,
             private: false,
         }

@@ -137,6 +137,8 @@ pub const NAMES: &[&str] = &[
     "traffic.linked",
     "traffic.sampling",
     "traffic.emptied",
+    "gone.file_made",
+    "gone.linked",
     "remove.set_aside",
     "remove.file_removed",
 ];

@@ -215,8 +215,9 @@ fn an_unfinished_control_file_is_removed_by_the_next_process() {
         let mut worker = Worker::start("point", &dir.0, &[point, "kill"]);
         assert!(matches!(worker.end(), nix::sys::wait::WaitStatus::Signaled(..)));
         let pool = open(&dir.0);
-        let files: Vec<_> = fs::read_dir(pool.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(files, ["control"], "after {point}");
+        let mut files: Vec<_> = fs::read_dir(pool.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        files.sort();
+        assert_eq!(files, ["control", "gone-v1"], "after {point}");
         let path = pool.path().to_owned();
         drop(pool);
         pegaflow_engine::admin::remove(&path, false).unwrap();

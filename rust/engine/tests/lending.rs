@@ -4,8 +4,8 @@
 mod common;
 
 use common::{ShmDir, key, keys, namespace, store};
-use pegaflow_engine::Pool;
 use pegaflow_engine::checksum::part_checksum;
+use pegaflow_engine::{OpenOptions, Pool};
 
 #[test]
 fn a_namespace_is_found_by_its_whole_name_only() {
@@ -67,7 +67,8 @@ fn the_checksum_of_a_lent_block_is_the_sum_of_its_parts() {
 #[test]
 fn what_is_lent_is_not_evicted_and_does_not_count_as_used() {
     let dir = ShmDir::new("lend-evict");
-    let pool = Pool::open("p", &dir.options(256 << 10, 64 << 10)).unwrap();
+    let options = OpenOptions { policy: Some("lru".into()), ..dir.options(256 << 10, 64 << 10) };
+    let pool = Pool::open("p", &options).unwrap();
     let ns = namespace(&pool, &[4096]);
     while pool.namespace_stats(ns).unwrap()[0].1 < 64 {
         pool.grow_ahead(ns).unwrap();

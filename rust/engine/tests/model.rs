@@ -12,11 +12,14 @@ use common::ShmDir;
 use kill::blocks::{MAIN, check_chain, namespace, open, store_chain};
 use kill::random::{Random, seed};
 use kill::settled::assert_nothing_lost;
-use model_parts::{Model, Shape};
+use model_parts::{MEMBERS, Model, Shape};
+
+const PROBATION: [&str; MEMBERS] = ["probation"; MEMBERS];
+const LRU: [&str; MEMBERS] = ["lru"; MEMBERS];
 
 #[test]
 fn a_pool_with_room_is_a_map() {
-    let shape = Shape { chains: 4, length: 10, held_max: 1, fits: true, spaces: 2 };
+    let shape = Shape { chains: 4, length: 10, held_max: 1, fits: true, spaces: 2, policies: PROBATION };
     let mut model = Model::new("room", seed("model with room"), shape);
     for _ in 0..30_000 {
         model.step();
@@ -27,20 +30,22 @@ fn a_pool_with_room_is_a_map() {
 
 #[test]
 fn a_pool_under_pressure_is_a_map_that_forgets_tails_before_heads() {
-    let shape = Shape { chains: 40, length: 20, held_max: 30, fits: false, spaces: 2 };
-    let mut model = Model::new("pressure", seed("model under pressure"), shape);
-    for _ in 0..30_000 {
-        model.step();
-    }
-    assert!(model.evicted() > 1000, "{} evicted", model.evicted());
-    assert!(model.resets > 10 && model.published > 1000, "{} resets, {} published", model.resets, model.published);
-    model.finish();
+    under_pressure("pressure", "model under pressure", 2, PROBATION);
 }
 
 #[test]
-fn members_that_keep_their_shares_forget_tails_before_heads() {
-    let shape = Shape { chains: 40, length: 20, held_max: 30, fits: false, spaces: 1 };
-    let mut model = Model::new("shares", seed("model with shares"), shape);
+fn a_pool_under_pressure_forgets_tails_before_heads_by_last_use_too() {
+    under_pressure("pressure-lru", "model under pressure by last use", 2, LRU);
+}
+
+#[test]
+fn members_that_keep_their_shares_forget_tails_before_heads_whatever_their_policies() {
+    under_pressure("shares", "model with shares", 1, ["lru", "probation", "probation"]);
+}
+
+fn under_pressure(test: &str, seed_name: &str, spaces: usize, policies: [&'static str; MEMBERS]) {
+    let shape = Shape { chains: 40, length: 20, held_max: 30, fits: false, spaces, policies };
+    let mut model = Model::new(test, seed(seed_name), shape);
     for _ in 0..30_000 {
         model.step();
     }

@@ -72,7 +72,7 @@ impl Pool {
     #[staticmethod]
     #[pyo3(signature = (
         name, *, shm_dir="/dev/shm", pool_bytes=None, segment_bytes=None, slots_max=None, create=true, label="",
-        huge_pages=false, huge_pages_dir=None, weight=None
+        huge_pages=false, huge_pages_dir=None, weight=None, policy=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn open(
@@ -87,6 +87,7 @@ impl Pool {
         huge_pages: bool,
         huge_pages_dir: Option<&str>,
         weight: Option<f64>,
+        policy: Option<String>,
     ) -> Result<Self> {
         let options = OpenOptions {
             shm_dir: shm_dir.into(),
@@ -98,6 +99,7 @@ impl Pool {
             huge_pages: huge_pages
                 .then(|| HugePages { dir: huge_pages_dir.map(PathBuf::from), ..HugePages::default() }),
             weight,
+            policy,
             ..OpenOptions::default()
         };
         let pool = py.engine(|| pegaflow_engine::Pool::open(name, &options))?;

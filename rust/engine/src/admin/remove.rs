@@ -8,7 +8,7 @@ use super::view::{View, pool_name};
 use crate::config::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::shm::file::{Place, io_error};
-use crate::shm::names::{CONTROL, TIER, TRAFFIC_ANY, parse_segment_file};
+use crate::shm::names::{CONTROL, GONE_ANY, TIER, TRAFFIC_ANY, parse_segment_file};
 use crate::shm::pool::Pool;
 use crate::shm::segments_dir;
 use crate::shm::superblock::Superblock;
@@ -100,7 +100,7 @@ fn delete(dir: &Path) -> Result<()> {
     }
     let entries = std::fs::read_dir(dir).map_err(|error| io_error("list", dir, &error))?;
     for name in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
-        let table = [CONTROL, TIER, TRAFFIC_ANY].iter().any(|known| name.starts_with(known));
+        let table = [CONTROL, TIER, TRAFFIC_ANY, GONE_ANY].iter().any(|known| name.starts_with(known));
         if table || parse_segment_file(&name).is_some() {
             let file = dir.join(&name);
             std::fs::remove_file(&file).map_err(|error| io_error("remove", &file, &error))?;

@@ -58,7 +58,7 @@ impl Inner {
     fn publish(&self, hash: &Key, mut reservation: Reservation<'_>) -> Result<()> {
         let core = self.core();
         let ns = self.classes.namespace(HEAD);
-        let pending = Pending { ns, key: *hash, parent: None, account: core.me.row };
+        let pending = Pending { ns, key: *hash, parent: None, account: core.me.row, used: true };
         let mut patience = Patience::default();
         // Anything but success means that the bucket's lock could not be had in time.
         while core.publish_one(reservation.head, &pending, true) != Published::Visible {

@@ -13,6 +13,8 @@ use crate::shm::evict::EvictQueue;
 use crate::shm::extent::{Extents, SegmentKey};
 use crate::shm::file::Place;
 use crate::shm::free::FreeCursor;
+#[cfg(not(loom))]
+use crate::shm::gone::Gone;
 use crate::shm::home::Home;
 use crate::shm::lease::Pins;
 use crate::shm::liveness::LockFile;
@@ -22,7 +24,7 @@ use crate::shm::namespace::Namespace;
 use crate::shm::process::{Member, load};
 use crate::shm::reserve::Pending;
 use crate::shm::stats::Stats;
-use crate::sync::{AtomicU64, LocalU64};
+use crate::sync::{AtomicU64, LocalU32, LocalU64};
 #[cfg(not(loom))]
 use crate::tier::TierSeat;
 #[cfg(not(loom))]
@@ -50,6 +52,11 @@ pub(crate) struct Core {
     pub(crate) me: Member,
     /// Thousandths of this instance's weight.
     pub(crate) weight_milli: LocalU64,
+    /// Number of the policy by which this process stores blocks.
+    pub(crate) policy: LocalU32,
+    /// Names of what went; `None` if there is no room for them.
+    #[cfg(not(loom))]
+    pub(crate) gone: Option<Gone>,
     pub(crate) stats: Stats,
     pub(crate) pins: Pins,
     pub(crate) pending: Mutex<HashMap<BlockRef, Pending>>,
@@ -95,6 +102,9 @@ impl Core {
             lock_file,
             me,
             weight_milli: LocalU64::new(WEIGHT_MILLI_DEFAULT),
+            policy: LocalU32::new(0),
+            #[cfg(not(loom))]
+            gone: None,
             stats: Stats::default(),
             pins: Pins::new(slots_max),
             pending: Mutex::default(),

@@ -17,7 +17,7 @@ use crate::shm::recency::tick_of;
 use crate::shm::rows::{SlotHeader, load4};
 use crate::shm::shares::Shares;
 use crate::shm::state::{NOBODY, SlotState, State, next_generation};
-use crate::shm::victims::{Evictor, Stamped, Victims, choose};
+use crate::shm::victims::{Choice, Evictor, Stamped, Victims, spares_own};
 use crate::sync::{AcqRel, Acquire, Relaxed, SeqCst};
 
 /// An extent that the evictor is taking out of use.
@@ -90,7 +90,7 @@ impl Core {
                 self.stats.blocks_evicted.add(1);
                 self.note_taken(stamp, account, queue.slot_bytes);
                 #[cfg(not(loom))]
-                self.note_victim(slot);
+                self.note_evicted(slot);
                 if let Some(taken) = self.recycle(slot, freeing) {
                     return Some(taken);
                 }
@@ -101,22 +101,16 @@ impl Core {
 
     /// Candidates, and the bytes of a block.
     fn scan_candidates(&self, ns: Namespace, shares: &Shares, evictor: Evictor) -> (Vec<Stamped>, u64) {
-        let horizon = self.control.header().clock.load(SeqCst);
+        let (blocks, wanted, slot_bytes) = self.blocks_of(ns, u64::MAX);
+        let spares_own = spares_own(&blocks, shares, evictor);
+        let choice = Choice { slot_bytes, shares, evictor, spares_own, wanted };
+        let Some(horizon) = choice.of(blocks).victims.last().map(|(stamp, _)| tick_of(*stamp)) else {
+            return (Vec::new(), slot_bytes);
+        };
         self.raise_horizon(ns, horizon);
         crate::crash_point::pass("evict.listed");
-        // Read after the horizon was raised, so that it has the place of every child that was published before. Blocks
-        // of an extent that is being taken are listed too: if that fails they are back.
-        let mut extents = self.all_extents();
-        let may_hold = |state| matches!(state, ExtentState::Ready | ExtentState::Retiring);
-        extents.retain(|extent| extent.namespace == ns.0 && may_hold(extent.state));
-        let slots: usize = extents.iter().map(|extent| extent.slot_count as usize).sum();
-        let wanted = (slots / 64).clamp(EVICT_BATCH_MIN, EVICT_BATCH_MAX);
-        let blocks = extents.iter().flat_map(Extent::slots).filter_map(|slot| {
-            let stamp = self.control.stamp(slot).load(SeqCst);
-            (stamp != 0 && tick_of(stamp) <= horizon).then_some((stamp, slot))
-        });
-        let slot_bytes = extents.iter().map(Extent::slot_bytes).max().unwrap_or(0);
-        let Victims { mut victims, guarded } = choose(blocks, slot_bytes, shares, evictor, wanted);
+        // Once more, now that the horizon is raised: this has every child that was published before.
+        let Victims { mut victims, guarded } = choice.of(self.blocks_of(ns, horizon).0);
         let mut refreshed = 0;
         for (stamp, slot) in guarded {
             if refreshed >= GUARDED_MAX {
@@ -128,6 +122,30 @@ impl Core {
         }
         victims.reverse();
         (victims, slot_bytes)
+    }
+
+    /// Blocks of the namespace with a time up to `horizon`, how many of them to take at once, and the bytes of each.
+    fn blocks_of(&self, ns: Namespace, horizon: u64) -> (Vec<Stamped>, usize, u64) {
+        // Blocks of an extent that is being taken are listed too: if that fails they are back.
+        let mut extents = self.all_extents();
+        let may_hold = |state| matches!(state, ExtentState::Ready | ExtentState::Retiring);
+        extents.retain(|extent| extent.namespace == ns.0 && may_hold(extent.state));
+        let slots: usize = extents.iter().map(|extent| extent.slot_count as usize).sum();
+        let blocks = extents.iter().flat_map(Extent::slots).filter_map(|slot| {
+            let stamp = self.control.stamp(slot).load(SeqCst);
+            (stamp != 0 && tick_of(stamp) <= horizon).then_some((stamp, slot))
+        });
+        let slot_bytes = extents.iter().map(Extent::slot_bytes).max().unwrap_or(0);
+        (blocks.collect(), (slots / 64).clamp(EVICT_BATCH_MIN, EVICT_BATCH_MAX), slot_bytes)
+    }
+
+    /// A block is leaving memory: its name is remembered, and it is counted if it is lost with that.
+    #[cfg(not(loom))]
+    fn note_evicted(&self, slot: u32) {
+        if let Some((identity, key)) = self.control.slot(slot).and_then(name_of) {
+            self.note_gone(&identity, &key);
+            self.note_victim(identity, key);
+        }
     }
 
     /// Take a block that has to stay out of the way of those that go. Returns how many blocks were refreshed for it.
@@ -151,8 +169,8 @@ impl Core {
         }
     }
 
-    /// Every stamp up to the horizon may be a candidate somewhere: who publishes a child below such a parent has to
-    /// refresh the chain first.
+    /// Every stamp up to the horizon may be a candidate somewhere, and none above it: who publishes a child below such
+    /// a parent has to refresh the chain first.
     fn raise_horizon(&self, ns: Namespace, horizon: u64) {
         self.control.namespaces()[ns.0 as usize].horizon.fetch_max(horizon, SeqCst);
     }

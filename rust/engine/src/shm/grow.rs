@@ -43,6 +43,8 @@ impl Core {
         match self.build_extent(&extent, &info) {
             Ok(()) => {
                 self.hand_out(&extent);
+                #[cfg(not(loom))]
+                self.remember_more();
                 Ok(Grown::Yes)
             }
             Err(error) => {

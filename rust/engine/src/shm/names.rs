@@ -23,6 +23,12 @@ pub(crate) const TRAFFIC: &str = "traffic-v1";
 pub(crate) const TRAFFIC_NEW: &str = "traffic.new.";
 /// How all their names begin, those of other versions too.
 pub(crate) const TRAFFIC_ANY: &str = "traffic";
+/// File of the names of what went.
+pub(crate) const GONE: &str = "gone-v1";
+/// Prefix of such a file that is still being written.
+pub(crate) const GONE_NEW: &str = "gone.new.";
+/// How all their names begin, those of other versions too.
+pub(crate) const GONE_ANY: &str = "gone";
 const SEGMENT: &str = "segment-";
 
 /// Check a pool name given by a user.

@@ -78,6 +78,7 @@ impl Core {
                 row.group.store(group, Relaxed);
                 let first = self.first_of(words).unwrap_or(id);
                 row.epoch.store(1, Relaxed);
+                row.begun.store(self.control.header().clock.load(Relaxed), Relaxed);
                 row.epoch_row.store(first as u64, Relaxed);
                 row.parts.store(part_bytes.len() as u32, Relaxed);
                 row.part_bytes.iter().zip(part_bytes).for_each(|(word, bytes)| word.store(*bytes, Relaxed));

@@ -14,16 +14,18 @@ use crate::shm::control::Control;
 use crate::shm::core::Core;
 use crate::shm::file::{Place, free_bytes, io_error, make_dir, set_length};
 use crate::shm::geometry::{Geometry, PAGE};
+#[cfg(not(loom))]
+use crate::shm::gone::Gone;
 use crate::shm::huge::{self, HugeMount};
 use crate::shm::liveness::LockFile;
-use crate::shm::names::{CONTROL, CONTROL_NEW, TIER_NEW, TRAFFIC_NEW, pool_dir};
+use crate::shm::names::{CONTROL, CONTROL_NEW, GONE_NEW, TIER_NEW, TRAFFIC_NEW, pool_dir};
 use crate::shm::process::register;
 use crate::shm::segments_dir::{self, NewDir};
 use crate::shm::superblock::Superblock;
 use crate::sync::Relaxed;
 
 /// First reading of the recency clock: room below for chains of new blocks, each one under its parent.
-const CLOCK_START: u64 = 1 << 40;
+pub(crate) const CLOCK_START: u64 = 1 << 40;
 
 /// Attach to the pool, creating it if allowed. Returns the pool and whether this process created it.
 pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
@@ -32,7 +34,8 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
         let (file, superblock, _) = create_control(&Place::Anonymous, CONTROL, options, None)?;
         // Nobody else can attach, so nobody asks whether this process lives.
         let lock_file = file.try_clone().map_err(|error| io_error("open", Path::new(name), &error))?;
-        return Ok((attach(name, Place::Anonymous, &file, lock_file, superblock, &options.label)?, true));
+        let core = attach(name, Place::Anonymous, &file, lock_file, superblock, &options.label)?;
+        return Ok((with_memory_of_the_gone(core), true));
     }
     let dir = pool_dir(&options.shm_dir, nix::unistd::geteuid().as_raw(), name);
     let path = dir.join(CONTROL);
@@ -75,7 +78,18 @@ fn attach_named(name: &str, place: &Place, path: &Path, label: &str) -> Result<O
         return Ok(None);
     }
     remove_unfinished(place);
-    Ok(Some(core))
+    Ok(Some(with_memory_of_the_gone(core)))
+}
+
+#[cfg(not(loom))]
+fn with_memory_of_the_gone(mut core: Core) -> Core {
+    core.gone = Gone::open(&core.place, core.control.geometry().slots_max);
+    core
+}
+
+#[cfg(loom)]
+fn with_memory_of_the_gone(core: Core) -> Core {
+    core
 }
 
 /// Remove control files that were never finished. The pool has one, so whoever is still writing another finds that out
@@ -83,7 +97,8 @@ fn attach_named(name: &str, place: &Place, path: &Path, label: &str) -> Result<O
 fn remove_unfinished(place: &Place) {
     let Place::Directory(dir, _) = place else { return };
     let names = std::fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| e.file_name().into_string().ok());
-    let unfinished = |name: &String| [CONTROL_NEW, TIER_NEW, TRAFFIC_NEW].iter().any(|new| name.starts_with(new));
+    let news = [CONTROL_NEW, TIER_NEW, TRAFFIC_NEW, GONE_NEW];
+    let unfinished = |name: &String| news.iter().any(|new| name.starts_with(new));
     names.filter(unfinished).for_each(|name| place.remove(&name));
 }
 

@@ -13,6 +13,7 @@ use crate::shm::extent::Extent;
 use crate::shm::file::Place;
 use crate::shm::names::{check_pool_name, pool_dir, segment_file};
 use crate::shm::namespace::{Namespace, NamespaceInfo};
+use crate::shm::policy::policy_number;
 use crate::shm::process::Member;
 use crate::shm::shares::{Share, weight_milli};
 use crate::shm::state::{SlotState, State};
@@ -42,6 +43,7 @@ impl Pool {
     pub fn open(name: &str, options: &OpenOptions) -> Result<Arc<Self>> {
         check_pool_name(name)?;
         let weight = options.weight.map(weight_milli).transpose()?;
+        let policy = options.policy.as_deref().map(policy_number).transpose()?;
         if options.private {
             return Self::attach(name, options, PathBuf::new());
         }
@@ -53,6 +55,9 @@ impl Pool {
         {
             if let Some(weight) = weight {
                 pool.core.set_weight(weight);
+            }
+            if let Some(policy) = policy {
+                pool.core.set_policy(policy);
             }
             return Ok(pool);
         }
@@ -66,6 +71,9 @@ impl Pool {
         let (core, created) = open::open(name, options)?;
         if let Some(weight) = options.weight.map(weight_milli).transpose()? {
             core.set_weight(weight);
+        }
+        if let Some(policy) = options.policy.as_deref().map(policy_number).transpose()? {
+            core.set_policy(policy);
         }
         let core = Arc::new(core);
         let threads = maintenance::start(&core)?;

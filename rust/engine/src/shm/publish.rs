@@ -97,7 +97,7 @@ impl Core {
         replace: bool,
     ) -> Published {
         header.parent.store(parent.map_or(0, |parent| parent.0), Relaxed);
-        if !self.stamp_below(block, parent, pending) {
+        if !self.stamp_below(block, identity, parent, pending) {
             return Published::Not;
         }
         crate::crash_point::pass("publish.stamped");
@@ -130,18 +130,21 @@ impl Core {
         Published::Visible
     }
 
-    /// Give a block that is about to be sealed its stamp. Whoever lists candidates for eviction either lists it before
+    /// Give a block that is about to be sealed its stamp: the time that the policy says, or less, so that it is below
+    /// its parent. Whoever lists candidates for eviction either lists it before
     /// its parent, or does not list the parent at the stamp that it has now: so nothing is left to do after the seal,
     /// where this process may die. `false` if somebody lists candidates all the time.
-    fn stamp_below(&self, block: BlockRef, parent: Option<BlockRef>, pending: &Pending) -> bool {
+    fn stamp_below(&self, block: BlockRef, identity: &Identity, parent: Option<BlockRef>, pending: &Pending) -> bool {
+        let returns = pending.used || self.went_lately(identity, &pending.key);
         for _ in 0..STAMPS_MAX {
             let horizon = self.horizon(pending.ns);
+            let time = self.first_time(pending.ns, horizon, returns);
             if let Some(parent) = parent
                 && tick_of(self.control.stamp(parent.slot()).load(SeqCst)) <= horizon
             {
-                self.refresh_chain_of(parent, pending.account);
+                self.raise_chain_of(parent, pending.account, time, horizon);
             }
-            self.control.stamp(block.slot()).store(self.stamp_of_child(parent, pending.account), SeqCst);
+            self.control.stamp(block.slot()).store(self.stamp_below_parent(time, parent, pending.account), SeqCst);
             if parent.is_none() || self.horizon(pending.ns) == horizon {
                 return true;
             }

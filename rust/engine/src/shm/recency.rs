@@ -2,13 +2,17 @@
 //!
 //! The rule that keeps prefixes whole: **a block's stamp is always lower than that of the block before it in its
 //! chain**. Touching a chain gives the head the highest stamp, and stores heads first; stamps only rise while a block
-//! is sealed; a new block starts just below its parent. So eviction in the order of stamps eats tails before heads.
+//! is sealed; a new block starts below its parent. So eviction in the order of stamps eats tails before heads. How far
+//! below the newest a new block starts is the policy's to say (`policy/mod.rs`).
 //!
 //! The low byte of a stamp says on whose account the block is: whoever used it last (see `shares.rs`).
 
 use crate::key::BlockRef;
 use crate::limits::PROCESSES_MAX;
 use crate::shm::core::Core;
+use crate::shm::namespace::Namespace;
+use crate::shm::open::CLOCK_START;
+use crate::shm::policy::{Start, policy};
 use crate::sync::{Relaxed, SeqCst};
 
 /// Times that a chain is touched again because there is another block before it now.
@@ -53,16 +57,17 @@ impl Core {
     /// Give a chain (head first; all pinned by the caller) new stamps, and the blocks before it higher ones. The caller
     /// may not have found all of the chain: those between are touched with it.
     pub(crate) fn stamp_chain(&self, chain: &[BlockRef]) {
-        self.refresh(chain, Account::Of(self.me.row));
+        self.refresh(chain, Account::Of(self.me.row), |links| self.tick(links));
     }
 
-    /// Returns how many blocks were given new stamps, each as often as it was.
-    fn refresh(&self, chain: &[BlockRef], account: Account) -> usize {
+    /// `newest` says which time the first of so many blocks gets. Returns how many blocks were given new stamps, each
+    /// as often as it was.
+    fn refresh(&self, chain: &[BlockRef], account: Account, newest: impl Fn(u64) -> u64) -> usize {
         let mut refreshed = 0;
         for _ in 0..TOUCHES_MAX {
             let links = self.links_of(chain);
             refreshed += links.len();
-            let newest = self.tick(links.len() as u64);
+            let newest = newest(links.len() as u64);
             for (position, link) in links.iter().enumerate() {
                 self.raise_stamp(link.block.slot(), newest.saturating_sub(position as u64), account);
                 crate::crash_point::pass("touch.stamped");
@@ -81,14 +86,17 @@ impl Core {
         refreshed
     }
 
-    /// Refresh the chain that ends in `tail`, which is pinned by the caller, as used by the instance in row `account`.
-    pub(crate) fn refresh_chain_of(&self, tail: BlockRef, account: u32) {
-        self.refresh(&[tail], Account::Of(account));
+    /// Give the chain that ends in `tail`, which is pinned by the caller, times above the horizon: `time` and down from
+    /// there, if they fit between, else the newest. It is used by the instance in row `account`.
+    pub(crate) fn raise_chain_of(&self, tail: BlockRef, account: u32, time: u64, horizon: u64) {
+        let fits = |links| time.saturating_sub(links) > horizon;
+        self.refresh(&[tail], Account::Of(account), |links| if fits(links) { time } else { self.tick(links) });
     }
 
-    /// As [`Self::refresh_chain_of`], on the accounts of whoever used the blocks last.
+    /// Refresh the chain that ends in `tail`, which is pinned by the caller, on the accounts of whoever used its blocks
+    /// last.
     pub(crate) fn guard_chain_of(&self, tail: BlockRef) -> usize {
-        self.refresh(&[tail], Account::Unchanged)
+        self.refresh(&[tail], Account::Unchanged, |links| self.tick(links))
     }
 
     fn raise_stamp(&self, slot: u32, tick: u64, account: Account) {
@@ -156,12 +164,24 @@ impl Core {
         BlockRef(self.control.slot(block.slot()).map_or(0, |header| header.parent.load(SeqCst)))
     }
 
-    /// Stamp of a new block of the instance in row `account`: newest of all without a parent, else just below it.
-    pub(crate) fn stamp_of_child(&self, parent: Option<BlockRef>, account: u32) -> u64 {
-        let tick = match parent {
-            None => self.tick(1),
-            Some(parent) => tick_of(self.control.stamp(parent.slot()).load(SeqCst)).saturating_sub(1).max(1),
-        };
-        stamp_word(tick, Some(account))
+    /// When a new block of the namespace starts by this process's policy, if all up to `horizon` was on a list of what
+    /// goes. Each takes a tick, so that time passes as fast as blocks come.
+    pub(crate) fn first_time(&self, ns: Namespace, horizon: u64, returns: bool) -> u64 {
+        let now = self.tick(1);
+        let begun = self.control.namespaces()[ns.0 as usize].begun.load(Relaxed);
+        let oldest = horizon.max(begun).max(CLOCK_START).min(now);
+        policy(self.policy.load(Relaxed)).time(Start { oldest, now, returns })
+    }
+
+    /// Stamp of a new block of the instance in row `account` that starts at `time`, or below its parent if that is
+    /// earlier.
+    pub(crate) fn stamp_below_parent(&self, time: u64, parent: Option<BlockRef>, account: u32) -> u64 {
+        let limit = parent.map(|parent| tick_of(self.control.stamp(parent.slot()).load(SeqCst)).saturating_sub(1));
+        stamp_word(limit.map_or(time, |limit| time.min(limit)).max(1), Some(account))
+    }
+
+    /// Choose by number where blocks of this process start.
+    pub(crate) fn set_policy(&self, number: u32) {
+        self.policy.store(number, Relaxed);
     }
 }

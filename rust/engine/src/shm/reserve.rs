@@ -22,6 +22,8 @@ pub(crate) struct Pending {
     pub(crate) parent: Option<Key>,
     /// Row of the instance on whose account it will be.
     pub(crate) account: u32,
+    /// Whether it starts as if it had been used already, whatever the policy says.
+    pub(crate) used: bool,
 }
 
 impl Core {
@@ -69,7 +71,7 @@ impl Core {
                 None => position.checked_sub(1).map(|before| keys[before]),
             };
             let block = self.name_slot(taken, &identity, &keys[*position]);
-            self.remember(block, Pending { ns, key: keys[*position], parent, account });
+            self.remember(block, Pending { ns, key: keys[*position], parent, account, used: false });
             reserved.push((*position, block));
         }
         self.grow_in_time(ns);

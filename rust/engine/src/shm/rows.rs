@@ -83,7 +83,9 @@ pub(crate) struct NamespaceRow {
     pub(crate) epoch_row: SpareWord,
     /// Raised before a block of this namespace moves to another slot: older lists of candidates do not know it there.
     pub(crate) moves: AtomicU64,
-    pub(crate) spare: [SpareWord; 5],
+    /// The clock when it was made; 0 in pools of older builds. New blocks start between then and now.
+    pub(crate) begun: SpareWord,
+    pub(crate) spare: [SpareWord; 4],
     pub(crate) label: LabelWords,
     pub(crate) part_bytes: [AtomicU64; PARTS_MAX],
 }

@@ -29,45 +29,61 @@ pub(crate) struct Victims {
     pub(crate) guarded: Vec<Stamped>,
 }
 
-/// Choose up to `wanted` victims of `slot_bytes` each.
-pub(crate) fn choose(
-    blocks: impl Iterator<Item = Stamped>,
-    slot_bytes: u64,
-    shares: &Shares,
-    evictor: Evictor,
-    wanted: usize,
-) -> Victims {
-    let (mut victims, mut own, mut guarded) = (Vec::new(), Vec::new(), Vec::new());
-    let mut others_exceed = false;
-    for block in blocks {
-        match owner_of(block.0).filter(|row| !evictor.any && shares.is_instance(*row)) {
-            None => victims.push(block),
-            Some(row) if row == evictor.row => own.push(block),
-            Some(row) if shares.of(row).excess_bytes() > 0 => {
-                others_exceed = true;
-                victims.push(block);
-            }
-            Some(_) => guarded.push(block),
-        }
-    }
+/// Whether the evictor's own blocks stay because others have too much among these.
+pub(crate) fn spares_own(blocks: &[Stamped], shares: &Shares, evictor: Evictor) -> bool {
     let mine = shares.of(evictor.row);
-    let spares_own = others_exceed && mine.used_bytes < mine.bytes && !evictor.own;
-    if spares_own { &mut guarded } else { &mut victims }.append(&mut own);
-    if victims.len() > wanted {
-        victims.select_nth_unstable(wanted);
-        victims.truncate(wanted);
+    let others_exceed = |block: &Stamped| {
+        let others = owner_of(block.0).filter(|row| *row != evictor.row && shares.is_instance(*row));
+        others.is_some_and(|row| shares.of(row).excess_bytes() > 0)
+    };
+    !evictor.any && !evictor.own && mine.used_bytes < mine.bytes && blocks.iter().any(others_exceed)
+}
+
+/// How victims are chosen.
+#[derive(Clone, Copy)]
+pub(crate) struct Choice<'a> {
+    /// Of each block.
+    pub(crate) slot_bytes: u64,
+    pub(crate) shares: &'a Shares,
+    pub(crate) evictor: Evictor,
+    /// See [`spares_own`].
+    pub(crate) spares_own: bool,
+    /// So many victims at most.
+    pub(crate) wanted: usize,
+}
+
+impl Choice<'_> {
+    /// Choose of these.
+    pub(crate) fn of(&self, blocks: Vec<Stamped>) -> Victims {
+        let Self { shares, evictor, wanted, .. } = *self;
+        let (mut victims, mut guarded) = (blocks, Vec::new());
+        victims.retain(|block| {
+            let goes = match owner_of(block.0).filter(|row| !evictor.any && shares.is_instance(*row)) {
+                None => true,
+                Some(row) if row == evictor.row => !self.spares_own,
+                Some(row) => shares.of(row).excess_bytes() > 0,
+            };
+            if !goes {
+                guarded.push(*block);
+            }
+            goes
+        });
+        if victims.len() > wanted {
+            victims.select_nth_unstable(wanted);
+            victims.truncate(wanted);
+        }
+        victims.sort_unstable();
+        leave_shares(&mut victims, &mut guarded, self.slot_bytes, shares, evictor);
+        let newest = victims.last().map_or(0, |block| block.0);
+        guarded.retain(|block| block.0 < newest);
+        guarded.sort_unstable();
+        if let Some(first_left) = guarded.get(GUARDED_MAX).copied() {
+            // The next scan finds fewer of them.
+            guarded.truncate(GUARDED_MAX);
+            victims.retain(|block| block.0 < first_left.0);
+        }
+        Victims { victims, guarded }
     }
-    victims.sort_unstable();
-    leave_shares(&mut victims, &mut guarded, slot_bytes, shares, evictor);
-    let newest = victims.last().map_or(0, |block| block.0);
-    guarded.retain(|block| block.0 < newest);
-    guarded.sort_unstable();
-    if let Some(first_left) = guarded.get(GUARDED_MAX).copied() {
-        // The next scan finds fewer of them.
-        guarded.truncate(GUARDED_MAX);
-        victims.retain(|block| block.0 < first_left.0);
-    }
-    Victims { victims, guarded }
 }
 
 /// Of what another instance has, no more goes than it has beyond its share.
@@ -122,7 +138,9 @@ mod tests {
         let account = |row| Share { weight_milli: 1000, bytes: share, used_bytes: used(row) };
         let shares = Shares::of_rows(vec![account(ME), account(OTHER)]);
         let evictor = Evictor { row: 0, own, any: false };
-        let chosen = choose(blocks(owners).into_iter(), 1, &shares, evictor, wanted);
+        let blocks = blocks(owners);
+        let spares_own = spares_own(&blocks, &shares, evictor);
+        let chosen = Choice { slot_bytes: 1, shares: &shares, evictor, spares_own, wanted }.of(blocks);
         (slots(&chosen.victims), slots(&chosen.guarded))
     }
 

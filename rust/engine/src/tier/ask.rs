@@ -11,8 +11,7 @@ use crate::key::Key;
 use crate::limits::{SSD_BANDWIDTH_ASSUMED, SSD_FORGET_WAIT_MAX, SSD_REQUEST_KEYS_MAX, SSD_SILENCE_MAX, SSD_STALL_MAX};
 use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
-use crate::shm::evict::name_of;
-use crate::shm::namespace::Namespace;
+use crate::shm::namespace::{Identity, Namespace};
 use crate::shm::pool::Pool;
 use crate::ssd::RecordId;
 use crate::sync::{Acquire, Relaxed, SeqCst};
@@ -98,9 +97,8 @@ impl Core {
     }
 
     /// A block is leaving memory: count it if it is lost with that.
-    pub(crate) fn note_victim(&self, slot: u32) {
+    pub(crate) fn note_victim(&self, identity: Identity, key: Key) {
         let Some(segment) = self.tier.segment.get() else { return };
-        let Some((identity, key)) = self.control.slot(slot).and_then(name_of) else { return };
         let ns = Namespace(identity.id);
         let Some(origin) = self.origin_of(ns) else { return };
         if let Some(served) = segment.served(self, ns, &origin)

@@ -47,16 +47,19 @@ pub struct Lane {
 /// Only the first user of a pool comes to these.
 const MAKES_STATISTICS: [&str; 2] = ["traffic.file_made", "traffic.linked"];
 
+/// Before the first user of a pool has made the file of what went, it comes to these.
+const BEFORE_GONE: [&str; 4] = ["process.locked", "process.filled", "process.registered", "gone.file_made"];
+
 /// Points that take a pool of their own, and more time: in short runs they are met less often.
 pub fn is_slow(point: &str) -> bool {
-    point.starts_with("ssd.") || MAKES_STATISTICS.contains(&point)
+    ["ssd.", "gone."].iter().any(|family| point.starts_with(family)) || MAKES_STATISTICS.contains(&point)
 }
 
 /// Points at which a pool is made or removed, or for which it has to be almost full of blocks of one namespace, or that
 /// have to do with files on SSD: each time in a directory of its own.
 pub fn has_its_own_pool(point: &str) -> bool {
     let moves = ["retire.copied", "retire.moving", "retire.linked", "retire.sealed"];
-    let own = ["create.", "remove.", "ssd."];
+    let own = ["create.", "remove.", "ssd.", "gone."];
     own.iter().any(|family| point.starts_with(family)) || moves.contains(&point) || MAKES_STATISTICS.contains(&point)
 }
 
@@ -65,11 +68,12 @@ pub fn is_possible(first: &str, second: &str) -> bool {
     let makes_file = ["ssd.file_made", "ssd.linked"].contains(&second);
     let file_is_there = first.starts_with("ssd.") && first != "ssd.file_made";
     // But for these, who comes to a point has opened a namespace before.
-    let opens_none = ["create.", "process."].iter().any(|family| first.starts_with(family));
+    let opens_none = ["create.", "process.", "gone."].iter().any(|family| first.starts_with(family));
     let counted = !opens_none && first != "traffic.file_made";
     (first, second) != ("create.linked", "create.linked")
         && !(makes_file && file_is_there)
         && !(MAKES_STATISTICS.contains(&second) && counted)
+        && !(second.starts_with("gone.") && !first.starts_with("create.") && !BEFORE_GONE.contains(&first))
 }
 
 impl Lane {

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pegaflow_engine::checksum::part_checksum;
@@ -15,7 +15,7 @@ use crate::kill::blocks::{MAIN, PART_BYTES, POOL_NAME, content, key, namespace, 
 use crate::kill::random::Random;
 use crate::kill::settled::{assert_nothing_lost, assert_settled, stat};
 
-const MEMBERS: usize = 3;
+pub const MEMBERS: usize = 3;
 const GROUP: u64 = 4;
 const SHARED_LENGTH: u64 = 4;
 
@@ -67,6 +67,12 @@ pub struct Shape {
     /// Namespaces. With more than one, nobody has a share to speak of: background threads would move extents between
     /// them in a time of their own.
     pub spaces: usize,
+    /// Eviction policy of each member.
+    pub policies: [&'static str; MEMBERS],
+}
+
+fn open_with(dir: &Path, policy: &str) -> Arc<Pool> {
+    Pool::open(POOL_NAME, &OpenOptions { policy: Some(policy.to_owned()), ..options(dir) }).unwrap()
 }
 
 pub struct Model {
@@ -91,7 +97,7 @@ impl Model {
                 // The same directory by another name gives this process another row, as another process would have.
                 let alias = dir.0.join(format!("member-{number}"));
                 symlink(&dir.0, &alias).unwrap();
-                let pool = Some(open(&alias));
+                let pool = Some(open_with(&alias, shape.policies[number]));
                 Member { dir: alias, pool, leases: Vec::new(), reservations: Vec::new() }
             })
             .collect();
@@ -279,11 +285,12 @@ impl Model {
     /// Leave and come back: what the member leased and reserved is given up.
     fn reopen(&mut self, member: usize) {
         self.evicted_before += stat(&self.pool(member).stats(), "blocks_evicted");
+        let policy = self.shape.policies[member];
         let member = &mut self.members[member];
         member.leases.clear();
         member.reservations.clear();
         member.pool = None;
-        member.pool = Some(open(&member.dir));
+        member.pool = Some(open_with(&member.dir, policy));
     }
 
     fn check_reservations(&self) {

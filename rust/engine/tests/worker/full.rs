@@ -35,6 +35,7 @@ fn options(dir: &Path, pool_bytes: u64, segment_bytes: u64) -> OpenOptions {
         pool_bytes: Some(pool_bytes),
         segment_bytes: Some(segment_bytes),
         slots_max: Some(1 << 16),
+        policy: Some("lru".into()),
         ..OpenOptions::default()
     }
 }

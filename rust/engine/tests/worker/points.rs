@@ -53,7 +53,7 @@ impl Try {
     fn run(&self) {
         let (family, step) = self.name.split_once('.').unwrap();
         match family {
-            "create" => self.register(),
+            "create" | "gone" => self.register(),
             "remove" => self.remove(),
             "process" if matches!(step, "reclaimed" | "inherited") => self.inherit(),
             "process" if matches!(step, "locked" | "filled" | "registered") => self.register(),

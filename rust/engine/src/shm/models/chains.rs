@@ -3,29 +3,35 @@
 
 use super::world::{World, explore};
 use crate::model_words::spawn;
+use crate::shm::policy::policy_number;
 use crate::shm::publish::Published;
 
 #[test]
 fn no_child_is_published_below_a_parent_that_goes() {
     let outcomes = ["parent evicted first", "child published"];
-    explore("publish a child beside evict", 1, &outcomes, || {
-        let (world, first) = World::new(2);
-        let second = world.process();
-        let [parent, child, other, _] = first.keys;
-        // The evictor's own, so that no share is in the way.
-        second.store(&parent, None, 1);
-        let block = first.reserve(&child).expect("a slot is free");
-        first.fill(block, super::world::content(&child, 1));
-        let evictor = spawn(move || second.store(&other, None, 2));
-        let outcome = first.publish(block, &child, Some(parent), false);
-        evictor.join();
-        first.assert_whole();
-        match outcome {
-            Published::Visible => "child published",
-            Published::Orphan => "parent evicted first",
-            other => panic!("{other:?}"),
-        }
-    });
+    explore("publish a child beside evict", 1, &outcomes, || child_beside_evict("probation"));
+    explore("publish a child beside evict by last use", 1, &outcomes, || child_beside_evict("lru"));
+}
+
+fn child_beside_evict(policy: &str) -> &'static str {
+    let (world, first) = World::new(2);
+    let second = world.process();
+    let policy = policy_number(policy).expect("there is one");
+    [&first, &second].map(|process| process.core.set_policy(policy));
+    let [parent, child, other, _] = first.keys;
+    // The evictor's own, so that no share is in the way.
+    second.store(&parent, None, 1);
+    let block = first.reserve(&child).expect("a slot is free");
+    first.fill(block, super::world::content(&child, 1));
+    let evictor = spawn(move || second.store(&other, None, 2));
+    let outcome = first.publish(block, &child, Some(parent), false);
+    evictor.join();
+    first.assert_whole();
+    match outcome {
+        Published::Visible => "child published",
+        Published::Orphan => "parent evicted first",
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

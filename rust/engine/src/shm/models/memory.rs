@@ -54,7 +54,9 @@ zeroed! {
         orphans_expected, segments_dir, spare
     }
     ProcessRow { state, leader, pid, started_unix_s, flags, namespaces, weight_milli, spare, label }
-    NamespaceRow { state, epoch, fingerprint, group, parts, frees, horizon, epoch_row, moves, spare, label, part_bytes }
+    NamespaceRow {
+        state, epoch, fingerprint, group, parts, frees, horizon, epoch_row, moves, begun, spare, label, part_bytes
+    }
     ExtentRow { state, namespace, parts, first_slot, slots, bytes, spare, segments }
     Stripe { lock, version, spare }
     SlotHeader {

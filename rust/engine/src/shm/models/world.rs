@@ -99,6 +99,8 @@ impl World {
         };
         world.memory.header[0].clock.store(1 << 40, Relaxed);
         let first = world.process();
+        // So that there is a middle between the oldest time, that of the namespace, and now.
+        world.memory.header[0].clock.store((1 << 40) + 1000, Relaxed);
         assert_eq!(first.core.grow(first.ns).expect("there is room"), Grown::Yes);
         (world, first)
     }
@@ -163,7 +165,7 @@ impl Process {
     pub(super) fn publish(&self, block: BlockRef, key: &Key, parent: Option<Key>, replace: bool) -> Published {
         let outcome = self.core.publish_one(
             block,
-            &Pending { ns: self.ns, key: *key, parent, account: self.core.me.row },
+            &Pending { ns: self.ns, key: *key, parent, account: self.core.me.row, used: false },
             replace,
         );
         if outcome != Published::Visible {
