@@ -131,16 +131,17 @@ impl Core {
     }
 
     /// Give a block that is about to be sealed its stamp: the time that the policy says, or less, so that it is below
-    /// its parent. Whoever lists candidates for eviction either lists it before
-    /// its parent, or does not list the parent at the stamp that it has now: so nothing is left to do after the seal,
-    /// where this process may die. `false` if somebody lists candidates all the time.
+    /// its parent. Whoever lists candidates for eviction either lists it before its parent, or does not list the parent
+    /// at the stamp that it has now: so nothing is left to do after the seal, where this process may die. Nor is its
+    /// own time on any list, where it could be that of an earlier block in this slot. `false` if somebody lists
+    /// candidates all the time.
     fn stamp_below(&self, block: BlockRef, identity: &Identity, parent: Option<BlockRef>, pending: &Pending) -> bool {
         let returns = pending.used || self.went_lately(identity, &pending.key);
         for _ in 0..STAMPS_MAX {
             let horizon = self.horizon(pending.ns);
             let time = self.first_time(pending.ns, horizon, returns);
             if let Some(parent) = parent
-                && tick_of(self.control.stamp(parent.slot()).load(SeqCst)) <= horizon
+                && tick_of(self.control.stamp(parent.slot()).load(SeqCst)) <= horizon + 1
             {
                 self.raise_chain_of(parent, pending.account, time, horizon);
             }
