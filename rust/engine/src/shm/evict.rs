@@ -104,24 +104,34 @@ impl Core {
         let (blocks, wanted, slot_bytes) = self.blocks_of(ns, u64::MAX);
         let spares_own = spares_own(&blocks, shares, evictor);
         let choice = Choice { slot_bytes, shares, evictor, spares_own, wanted };
-        let Some(horizon) = choice.of(blocks).victims.last().map(|(stamp, _)| tick_of(*stamp)) else {
+        let first = choice.of(blocks);
+        let Some(horizon) = first.victims.last().map(|(stamp, _)| tick_of(*stamp)) else {
+            // Perhaps more have to stay than one scan refreshes, and nothing that may go is older.
+            self.guard_all(first.guarded);
             return (Vec::new(), slot_bytes);
         };
         self.raise_horizon(ns, horizon);
         crate::crash_point::pass("evict.listed");
         // Once more, now that the horizon is raised: this has every child that was published before.
         let Victims { mut victims, guarded } = choice.of(self.blocks_of(ns, horizon).0);
-        let mut refreshed = 0;
-        for (stamp, slot) in guarded {
-            if refreshed >= GUARDED_MAX {
-                // Chains are long, or share what is before them: the next scan goes on here.
-                victims.retain(|victim| victim.0 < stamp);
-                break;
-            }
-            refreshed += self.guard(slot, stamp);
+        if let Some(left) = self.guard_all(guarded) {
+            victims.retain(|victim| victim.0 < left);
         }
         victims.reverse();
         (victims, slot_bytes)
+    }
+
+    /// Take blocks that have to stay out of the way. Returns the stamp of the first that is left to the next scan, if
+    /// chains are long or share what is before them.
+    fn guard_all(&self, guarded: Vec<Stamped>) -> Option<u64> {
+        let mut refreshed = 0;
+        for (stamp, slot) in guarded {
+            if refreshed >= GUARDED_MAX {
+                return Some(stamp);
+            }
+            refreshed += self.guard(slot, stamp);
+        }
+        None
     }
 
     /// Blocks of the namespace with a time up to `horizon`, how many of them to take at once, and the bytes of each.
@@ -441,6 +451,37 @@ mod tests {
         assert!(scans > 0, "all of them in one scan");
         let unchanged = |(stamp, slot): &&Stamped| core.control.stamp(*slot).load(SeqCst) == *stamp;
         assert_eq!(tails.iter().filter(unchanged).count(), 0, "each is out of the way before the victim goes");
+    }
+
+    #[test]
+    fn more_blocks_that_must_stay_than_one_scan_refreshes_do_not_end_eviction() {
+        let options = OpenOptions { pool_bytes: Some(4 << 20), private: true, ..OpenOptions::default() };
+        let options = OpenOptions { slots_max: Some(2 * GUARDED_MAX as u64), ..options };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let ns = pool.namespace(&[1; 32], 0, &[64], "test").expect("a namespace");
+        let keys: Vec<Key> =
+            (0..GUARDED_MAX + 6).map(|number| Key::new(&number.to_le_bytes()).expect("a key")).collect();
+        while core.extents(ns).iter().map(|extent| extent.slot_count as usize).sum::<usize>() < keys.len() {
+            core.grow(ns).expect("room");
+        }
+        let parents = vec![None; keys.len()];
+        let blocks: Vec<BlockRef> = pool
+            .reserve(ns, &keys, Some(&parents), false)
+            .expect("a namespace")
+            .into_iter()
+            .map(|(_, block)| block)
+            .collect();
+        pool.mark_written(0, &blocks, None).expect("reserved");
+        assert_eq!(pool.publish(&blocks).expect("written"), keys.len());
+        let nobodys = blocks.last().expect("many").slot();
+        core.disown(nobodys, core.me.row);
+        let mut rows = vec![Share::default(); 2];
+        rows[core.me.row as usize] = Share { weight_milli: 1, bytes: u64::MAX, used_bytes: 1 };
+        let evictor = Evictor { row: 1, own: false, any: false };
+        let scan = || core.scan_candidates(ns, &Shares::of_rows(rows.clone()), evictor).0;
+        let victims = (0..3).map(|_| scan()).find(|victims| !victims.is_empty()).expect("a victim");
+        assert_eq!(victims.iter().map(|(_, slot)| *slot).collect::<Vec<_>>(), [nobodys]);
     }
 
     #[test]

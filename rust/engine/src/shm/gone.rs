@@ -124,7 +124,9 @@ impl Gone {
 
     /// Have room for what goes of so many slots. What was remembered is found no more if there was less.
     fn widen(&self, place: &Place, slots: u64) -> Result<()> {
-        let words = words_for(slots).min(self.header()[1].load(Relaxed));
+        // SAFETY: made of the mapping that lives in the same struct and is never replaced.
+        let mapped = unsafe { self.words.records() }.len() as u64;
+        let words = words_for(slots).min(mapped);
         if words > self.header()[IN_USE].load(Acquire) {
             place.claim(&self.file, PAGE, words * size_of::<u64>() as u64, "names of what went")?;
             self.header()[IN_USE].fetch_max(words, Release);

@@ -84,6 +84,8 @@ fn attach_named(name: &str, place: &Place, path: &Path, label: &str) -> Result<O
 #[cfg(not(loom))]
 fn with_memory_of_the_gone(mut core: Core) -> Core {
     core.gone = Gone::open(&core.place, core.control.geometry().slots_max);
+    // The file may be younger than the pool's extents, or had no room when they came.
+    core.remember_more();
     core
 }
 

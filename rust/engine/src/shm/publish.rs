@@ -141,7 +141,7 @@ impl Core {
             let horizon = self.horizon(pending.ns);
             let time = self.first_time(pending.ns, horizon, returns);
             if let Some(parent) = parent
-                && tick_of(self.control.stamp(parent.slot()).load(SeqCst)) <= horizon + 1
+                && tick_of(self.control.stamp(parent.slot()).load(SeqCst)) <= horizon.saturating_add(1)
             {
                 self.raise_chain_of(parent, pending.account, time, horizon);
             }

@@ -39,10 +39,11 @@ impl Traffic {
     #[cold]
     fn turn(&self, number: u64) {
         let header = self.header();
+        // Before the turn: who comes behind it must not find the next one full at once.
+        header.filter_filled.store(0, Relaxed);
         if header.filter.compare_exchange(number, number.wrapping_add(1), AcqRel, Relaxed).is_err() {
             return;
         }
-        header.filter_filled.store(0, Relaxed);
         let lines = self.filter(number.wrapping_add(1));
         lines.iter().flat_map(|line| &line.words).for_each(|word| word.store(0, Relaxed));
     }
