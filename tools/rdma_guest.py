@@ -35,6 +35,9 @@ BOOTS_MAX = 2
 """An emulated machine was once seen to stop while it started."""
 
 SECONDS_MAX = 400.0
+"""For the tests, from when the guest is up."""
+
+COMMAND_SECONDS_MAX = 300.0
 NEEDED = ("qemu-system-x86_64", "apt-get", "dpkg-deb", "ip", "rdma")
 
 INIT = """#!/bin/busybox sh
@@ -88,6 +91,7 @@ done
 ip rule add pref 100 lookup local
 ip rule del pref 0
 for end in 0 1; do rdma link add rxe$end type rxe netdev end$end; done
+[ -d /sys/class/infiniband/rxe1 ] || exit 1
 : >@JOB@/ready
 cd @FOLDER@
 bash @JOB@/command >@JOB@/output 2>&1 </dev/null
@@ -101,7 +105,12 @@ class CannotRun(Exception):
 
 def run(*command: str, folder: Path | None = None) -> str:
     """Standard output of a program that has to succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=folder, check=False, timeout=COMMAND_SECONDS_MAX
+        )
+    except subprocess.TimeoutExpired:
+        raise CannotRun(f"{' '.join(command[:3])}: not done after {COMMAND_SECONDS_MAX:.0f} s") from None
     if done.returncode != 0:
         last = (done.stderr.strip() or done.stdout.strip() or "no reason given").splitlines()[-1]
         raise CannotRun(f"{' '.join(command[:3])}: {last}")
@@ -164,7 +173,15 @@ def archive_entry(name: str, mode: int, data: bytes = b"") -> bytes:
 
 
 def prepare(job: Path) -> None:
-    """Write kernel and initramfs into ``CACHE``; what was unpacked before is used again."""
+    """Write kernel and initramfs into ``CACHE``; what was unpacked before is used again. Raises ``CannotRun``."""
+    try:
+        write_images(job)
+    except (OSError, tarfile.TarError, lzma.LZMAError, LookupError) as error:
+        raise CannotRun(f"the packages of kernel and busybox cannot be unpacked: {error}") from error
+
+
+def write_images(job: Path) -> None:
+    """As ``prepare``, with whatever a damaged package or a full disk raises."""
     kernel, kept = CACHE / "vmlinuz", CACHE / "modules"
     CACHE.mkdir(parents=True, exist_ok=True)
     if not (CACHE / "ready").exists():
@@ -211,15 +228,20 @@ def machine(job: Path) -> list[str]:
 
 def boot(job: Path) -> None:
     """Run the guest until it has ended. Raises ``CannotRun`` if it does not come up."""
+    ready = job / "ready"
     for _ in range(BOOTS_MAX):
-        began = time.monotonic()
+        deadline = time.monotonic() + BOOT_SECONDS_MAX
+        up = False
         with subprocess.Popen(machine(job), stdin=subprocess.DEVNULL) as guest:
             while guest.poll() is None:
-                seconds = time.monotonic() - began
-                if seconds > SECONDS_MAX or (seconds > BOOT_SECONDS_MAX and not (job / "ready").exists()):
+                if not up and ready.exists():
+                    up, deadline = True, time.monotonic() + SECONDS_MAX
+                if time.monotonic() > deadline:
                     guest.kill()
+                    print(f"the guest was stopped after {SECONDS_MAX if up else BOOT_SECONDS_MAX:.0f} s", flush=True)
+                    break
                 time.sleep(0.2)
-        if (job / "ready").exists():
+        if ready.exists():
             return
     console = (job / "console").read_text(errors="replace").splitlines() if (job / "console").exists() else []
     raise CannotRun(f"the guest does not come up: {console[-1] if console else 'it says nothing'}")
@@ -246,7 +268,10 @@ def main() -> int:
         output = job / "output"
         print(output.read_text(errors="replace") if output.exists() else "the guest ran nothing", flush=True)
         status = job / "status"
-        return int(status.read_text()) if status.exists() else 1
+        if not status.exists():
+            print("the guest ended before its tests did", flush=True)
+            return 1
+        return int(status.read_text())
     except CannotRun as reason:
         print(f"not run: tests over RDMA ({reason})", flush=True)
         return 0

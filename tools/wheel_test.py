@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +23,8 @@ NAME = re.compile(r"pegaflow-[^-]+-cp310-abi3-manylinux_2_(?P<glibc>\d+)_\w+\.wh
 LIBRARY = "pegaflow/_native.abi3.so"
 LIBRARIES_ALLOWED = ("ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2")
 SHM_DIR = "/dev/shm"
+SECONDS_MAX = 300.0
+"""Of each program, however slow a mirror is."""
 
 
 def problems_of(wheel: Path) -> list[str]:
@@ -69,7 +72,9 @@ def interpreter(version: str) -> str | None:
     if uv is None:
         return None
     environ = os.environ | {"UV_PYTHON_INSTALL_DIR": str(ROOT / "build" / "python")}
-    subprocess.run([uv, "python", "install", "--no-bin", version], env=environ, capture_output=True, check=False)
+    with suppress(subprocess.TimeoutExpired):
+        install = [uv, "python", "install", "--no-bin", version]
+        subprocess.run(install, env=environ, capture_output=True, check=False, timeout=SECONDS_MAX)
     find = [uv, "python", "find", "--managed-python", version]
     found = subprocess.run(find, env=environ, capture_output=True, text=True, check=False)
     return found.stdout.strip() or None
@@ -94,7 +99,11 @@ def works_with(wheel: Path, python: str) -> bool:
             [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel.resolve())],
             [inside, str(ROOT / "tests" / "wheel_smoke.py"), place],
         ):
-            if subprocess.run(command, cwd=folder, env=environ, check=False).returncode != 0:
+            try:
+                done = subprocess.run(command, cwd=folder, env=environ, check=False, timeout=SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                return False
+            if done.returncode != 0:
                 return False
     return True
 
