@@ -7,13 +7,10 @@ of a page it is. Two engines get the same fingerprint only if their pages are in
 
 import hashlib
 import os
-import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from pegaflow.sglang.log import logger
-from pegaflow.weights import changed_since_start, local_snapshot, weights_digest
+from pegaflow.sglang.weight_identity import weight_identities
 
 PAGE_KEY_DOMAIN = b"pegaflow sglang page 1\n"
 HASH_CHARACTERS = 64
@@ -21,11 +18,18 @@ HASH_CHARACTERS = 64
 SERVER_FACTORS = (
     "dtype",
     "quantization",
-    "quantization_param_path",
+    "modelopt_quant",
+    "quantize_and_serve",
+    "rl_quant_profile",
     "kv_cache_dtype",
+    "mamba_ssm_dtype",
     "json_model_override_args",
     "context_length",
     "load_format",
+    "model_loader_extra_config",
+    "custom_weight_loader",
+    "model_impl",
+    "kt_method",
     "torchao_config",
     "attention_backend",
     "prefill_attention_backend",
@@ -33,6 +37,9 @@ SERVER_FACTORS = (
     "mm_attention_backend",
     "device",
     "speculative_algorithm",
+    "speculative_draft_load_format",
+    "speculative_draft_kv_cache_dtype",
+    "speculative_draft_model_quantization",
     "enable_fp32_lm_head",
     "enable_deterministic_inference",
     "weight_version",
@@ -73,24 +80,19 @@ def page_key(page_hash: str) -> bytes:
     return hashlib.sha256(PAGE_KEY_DOMAIN + page_hash.encode()).digest()
 
 
-def model_factors(server_args: Any, version: str) -> dict[str, Any]:
+def model_factors(server_args: Any, version: str, weight_version: str | None) -> dict[str, Any]:
     """Factors that all pools of an engine have in common. Samples the weights, which takes up to seconds.
 
     ``server_args``: SGLang's; ``None`` if it does not say what it runs, and then nothing is shared.
+    ``weight_version``: what the engine's weights are called now.
     """
-    model, draft = (getattr(server_args, name, None) for name in ("model_path", "speculative_draft_model_path"))
-    downloads = getattr(server_args, "download_dir", None)
-    load_format = str(getattr(server_args, "load_format", None))
-    weights = [_weights(model, getattr(server_args, "revision", None), downloads, load_format)]
-    if draft:
-        revision = getattr(server_args, "speculative_draft_model_revision", None)
-        weights.append(_weights(draft, revision, downloads, load_format))
     return {
         "engine": "sglang",
         "version": version,
         "options": {name: _plain(getattr(server_args, name, None)) for name in SERVER_FACTORS},
         "environment": {name: os.environ.get(name) for name in LAYOUT_VARIABLES},
-        "weights": weights,
+        "weights": weight_identities(server_args, weight_version),
+        "weight_version": weight_version,
     }
 
 
@@ -117,30 +119,6 @@ def pool_factors(pool: Any, name: str, config: Any, *, shared: bool, form: str, 
         "form": form,
         "lengths": lengths,
     }
-
-
-def _weights(model: str | None, revision: str | None, downloads: str | None, load_format: str) -> list[Any]:
-    """What tells these weights from others, wherever they lie."""
-    if not model:
-        return _private("SGLang does not say which model it runs")
-    if load_format == "dummy":
-        return _private("the weights are made up (load format dummy)")
-    try:
-        path = local_snapshot(str(model), revision, downloads)
-        digest = weights_digest(path) if path else None
-        if path is None or digest is None:
-            return _private(f"there are no weights of {model} on this host")
-        if changed_since_start(path):
-            return _private(f"the weights in {path} are newer than this process, which may have loaded older ones")
-        config = Path(path) / "config.json"
-        return ["sampled", digest, hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else None]
-    except (OSError, ValueError) as error:  # without a digest nothing may be shared
-        return _private(f"the weights cannot be read ({error})")
-
-
-def _private(reason: str) -> list[Any]:
-    logger.warning("PegaFlow: %s, so pages are not shared with other processes.", reason)
-    return ["private", uuid.uuid4().hex]
 
 
 def _plain(value: object) -> Any:

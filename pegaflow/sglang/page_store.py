@@ -31,6 +31,14 @@ class Batch:
     """Where they lie: one layout with a number per page, or a layout of one page for each."""
     parent: bytes | None = None
     """Key of the page before the first one, if SGLang said so."""
+    chained: bool = True
+    """Whether the pages before each one are stored in the same pool. Of states and windows only some are."""
+
+    def parents(self, indices: Sequence[int]) -> list[bytes | None]:
+        """For each of these pages the key of the one that it is of no use without."""
+        if not self.chained:
+            return [None] * len(indices)
+        return [self.keys[index - 1] if index else self.parent for index in indices]
 
 
 class Copying:
@@ -87,14 +95,17 @@ class PageStore:
         *,
         tier_wait_ms: int | None,
         closing: threading.Event,
+        counts: bool = True,
     ) -> None:
         """``copying``: for reads and for writes. ``tier_wait_ms``: how long a read waits for an SSD; ``None``: there is
-        none. ``closing``: ends waits."""
+        none. ``closing``: ends waits. ``counts``: whether what is asked for counts in the pool's statistics; of ranks
+        with the same pages one does."""
         self._pool, self._namespace = pool, namespace
         self._reads, self._writes = copying
         self._tier_wait_ms = tier_wait_ms
         self._closing = closing
         self._has_tier = False
+        self._counts = counts
         pool.grow_ahead(namespace)
 
     @property
@@ -108,7 +119,8 @@ class PageStore:
         if found < len(keys) and self._tier():
             tiers = self._namespace.tiers(keys[found:])
             found += next((index for index, tier in enumerate(tiers) if not tier), len(tiers))
-        self._namespace.note_prompt(keys, start=0, ram=in_memory, ssd=found, peer=found, late=found)
+        if self._counts:
+            self._namespace.note_prompt(keys, start=0, ram=in_memory, ssd=found, peer=found, late=found)
         return found
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
@@ -118,9 +130,10 @@ class PageStore:
 
     def load(self, batch: Batch) -> list[bool]:
         """Copy pages out, up to the first that is missing. Returns which are in place, whole."""
-        refs = self._lease(batch.keys, batch.parent)
+        refs: list[int] = []
         copied: list[bool] = []
         try:
+            self._lease(batch, refs)
             if refs:
                 copied = self._reads.run(False, batch, range(len(refs)), refs)
         finally:
@@ -134,8 +147,11 @@ class PageStore:
         rest = list(range(len(batch.keys)))
         deadline = time.monotonic() + ROOM_WAIT_MS_MAX / 1000
         while True:
-            for index in self._save_some(batch, rest):
+            tried, published = self._save_some(batch, rest)
+            for index in published:
                 stored[index] = True
+            # What was copied and could not be published will not be the next time either.
+            rest = [index for index in rest if index not in tried]
             for index, there in zip(rest, self._namespace.contains([batch.keys[index] for index in rest]), strict=True):
                 stored[index] = stored[index] or bool(there)
             rest = [index for index in rest if not stored[index]]
@@ -143,37 +159,47 @@ class PageStore:
                 return stored
 
     def clear(self) -> None:
-        """Forget all pages, for every process at once."""
+        """Forget all pages, for every process at once, on SSD too."""
+        self._tier()
         self._namespace.reset()
 
-    def _save_some(self, batch: Batch, rest: list[int]) -> list[int]:
-        """Store of ``rest`` what there is room for now. Returns which pages were."""
+    def _save_some(self, batch: Batch, rest: list[int]) -> tuple[set[int], list[int]]:
+        """Store of ``rest`` what there is room for now. Returns ``(pages that had room, those that are there now)``."""
         keys = [batch.keys[index] for index in rest]
-        parents = [batch.keys[index - 1] if index else batch.parent for index in rest]
         self._tier()
-        reserved = self._namespace.reserve(keys, parents=parents)
+        reserved = self._namespace.reserve(keys, parents=batch.parents(rest))
         if not reserved:
-            return []
+            return set(), []
         indices, refs = [rest[at] for at, _ in reserved], [ref for _, ref in reserved]
         copied = [False] * len(refs)
         try:
             copied = self._writes.run(True, batch, indices, refs)
         finally:
             self._pool.abort([ref for ref, ok in zip(refs, copied, strict=True) if not ok])
-        self._pool.publish([ref for ref, ok in zip(refs, copied, strict=True) if ok])
-        return [index for index, ok in zip(indices, copied, strict=True) if ok]
+        whole = [index for index, ok in zip(indices, copied, strict=True) if ok]
+        published = self._pool.publish([ref for ref, ok in zip(refs, copied, strict=True) if ok])
+        if published < len(whole):
+            # Their parents are gone, or a reset came between; or a sibling was first, and then they are there.
+            there = self._namespace.contains([batch.keys[index] for index in whole])
+            whole = [index for index, one in zip(whole, there, strict=True) if one]
+        return set(indices), whole
 
-    def _lease(self, keys: Sequence[bytes], parent: bytes | None) -> list[int]:
-        """Leases on the longest run of ``keys`` that is in memory, or comes there from an SSD in time."""
-        refs = self._namespace.lease(keys)
+    def _lease(self, batch: Batch, refs: list[int]) -> None:
+        """Add to ``refs``, which are the caller's to release whatever happens, leases on the longest run of pages that
+        is in memory, or comes there from an SSD in time."""
+        keys = batch.keys
+        refs += self._namespace.lease(keys)
         if len(refs) == len(keys) or not self._tier() or not self._tier_wait_ms:
-            return refs
-        request = self._namespace.prefetch(keys[len(refs) :], parent=keys[len(refs) - 1] if refs else parent)
-        if request is not None:
+            return
+        rest = list(range(len(refs), len(keys)))
+        request = self._namespace.prefetch(keys[len(refs) :], parent=batch.parents(rest)[0], chained=batch.chained)
+        if request is None:
+            return
+        try:
             self._await(request)
             refs += self._namespace.lease(keys, start=len(refs))
+        finally:
             request.close()
-        return refs
 
     def _await(self, request: "Prefetch") -> None:
         deadline = time.monotonic() + (self._tier_wait_ms or 0) / 1000

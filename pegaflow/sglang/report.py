@@ -36,9 +36,10 @@ class Report:
         self.broken = False
         """Whether the pool is of no use any more."""
 
-    def run(self, what: str, default: T, function: Callable[[], T]) -> T:
-        """Result of ``function()``, or ``default`` if it raises: nothing gets out to SGLang's threads."""
-        if self.broken:
+    def run(self, what: str, default: T, function: Callable[[], T], *, always: bool = False) -> T:
+        """Result of ``function()``, or ``default`` if it raises: nothing gets out to SGLang's threads. ``always``: also
+        when the pool is of no use any more."""
+        if self.broken and not always:
             return default
         try:
             return function()

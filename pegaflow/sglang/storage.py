@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from pegaflow import _native
 from pegaflow.config import ConnectorConfig
 from pegaflow.errors import InvalidArgument, PegaFlowError
-from pegaflow.keys import fingerprint
+from pegaflow.keys import fingerprint, is_private, private
 from pegaflow.sglang import engine_facts
 from pegaflow.sglang.identity import model_factors, page_key, pool_factors
 from pegaflow.sglang.log import logger
@@ -58,11 +59,11 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         self._weight_version = engine_facts.weight_version()
         self._pool: _native.Pool | None = self._report.run("no pool", None, lambda: _open_pool(options, storage_config))
         self._copying: tuple[Copying, Copying] | None = None
-        self._model: dict[str, Any] = {}
+        self._model: dict[str, Any] | None = None
         if self._pool is not None:
-            self._copying = Copying(self._pool), Copying(self._pool)
-            self._model = model_factors(engine_facts.server_args(), engine_facts.version())
-            self._model["weight_version"] = self._weight_version
+            opened = self._pool
+            self._copying = self._report.run("pages cannot be copied", None, lambda: _start_copying(opened))
+            self._model = self._report.run("nothing is cached", None, self._identify)
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """SGLang's host pool of KV."""
@@ -153,11 +154,10 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         return len(stored) == len(keys) and all(stored)
 
     def clear(self) -> None:
-        """Forget the pages of this model and layout, for every process at once."""
-        with self._lock:
-            stores = list(self._stores.values())
-        for store in stores:
-            self._run("the cache could not be cleared", None, store.clear)
+        """Forget the pages of this model and layout, for every process at once: also before the first request, and
+        after weights changed in place."""
+        for name, form in self._clearable():
+            self._report.run("the cache could not be cleared", None, partial(self._clear, name, form))
 
     def get_stats(self) -> Any:
         """SGLang's report of transfers since the last call; ``None`` if it does not want any."""
@@ -167,9 +167,9 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         """Leave the pool; its pages stay. Idempotent."""
         self._closing.set()
         for copying in self._copying or ():
-            copying.close()
+            self._report.run("threads for copies did not end", None, copying.close, always=True)
         if self._pool is not None:
-            self._pool.close()
+            self._report.run("the pool was not left", None, self._pool.close, always=True)
         self._pool = None
 
     @property
@@ -180,6 +180,20 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     @property
     def _form(self) -> str:
         return "pieces" if self._by_address else "flat"
+
+    def _identify(self) -> dict[str, Any]:
+        return model_factors(engine_facts.server_args(), engine_facts.version(), self._weight_version)
+
+    def _clearable(self) -> list[tuple[str, str]]:
+        """Host pools and forms whose pages this engine uses, opened or not."""
+        with self._lock:
+            used = {(name, self._form if name == KV else "pieces") for name in self._pools}
+            return sorted(used | set(self._stores))
+
+    def _clear(self, name: str, form: str) -> None:
+        store = self._store(name, form) if self._pool is not None else None
+        if store is not None:
+            store.clear()
 
     def _run(self, what: str, default: Any, function: Any) -> Any:
         if self._pool is None:
@@ -218,16 +232,31 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     def _open_store(self, name: str, form: str) -> PageStore | None:
         pool, place = self._pools.get(name), self._places.get(name)
         lengths = [_flat_bytes(pool)] if form == "flat" else place.lengths.tolist() if place is not None else []
-        if self._pool is None or self._copying is None or not all(lengths) or not lengths:
+        if self._pool is None or self._copying is None or self._model is None or not lengths or not all(lengths):
             return None
         shared = bool(self._config.is_mla_model) and (name == INDEXER or engine_facts.is_latent(pool))
+        alone = is_private(self._model)
+        if alone and shared and self._config.tp_size > 1:
+            # Rank 0 would write what no other rank can name.
+            reason = PegaFlowError("ranks that read what another one writes cannot keep them to themselves")
+            self._report.note(f"pages of host pool {name!r} are not cached", reason)
+            return None
         factors = pool_factors(pool, name, self._config, shared=shared, form=form, lengths=lengths)
         print_of_pages = fingerprint({**self._model, **factors})
         label = (
             f"{self._config.model_name or 'sglang'} {name} ({'all ranks' if shared else f'tp {self._config.tp_rank}'})"
         )
-        namespace = self._pool.namespace(print_of_pages, 0, [sum(lengths)], label=label)
-        return PageStore(self._pool, namespace, self._copying, tier_wait_ms=self._tier_wait_ms, closing=self._closing)
+        namespace = self._pool.namespace(
+            private(print_of_pages) if alone else print_of_pages, 0, [sum(lengths)], label=label
+        )
+        return PageStore(
+            self._pool,
+            namespace,
+            self._copying,
+            tier_wait_ms=None if alone else self._tier_wait_ms,
+            closing=self._closing,
+            counts=not shared or bool(self._config.is_storage_writer),
+        )
 
     def _prefix(self, name: str, form: str, keys: Sequence[str]) -> int:
         store = self._store(name, form)
@@ -250,7 +279,13 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         return PoolTransferResult(max(restorable, default=0), hits, sorted(restorable))
 
     def _move_pages(
-        self, save: bool, name: str, keys: Sequence[str], indices: Any, extra_info: HiCacheStorageExtraInfo | None
+        self,
+        save: bool,
+        name: str,
+        keys: Sequence[str],
+        indices: Any,
+        extra_info: HiCacheStorageExtraInfo | None,
+        chained: bool = True,
     ) -> list[bool]:
         def move() -> list[bool]:
             store = self._store(name, "pieces")
@@ -262,6 +297,7 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
                 [page_key(key) for key in keys],
                 [(place.layout, place.numbers(indices, len(keys)))],
                 page_key(prefix[-1]) if prefix else None,
+                chained,
             )
             return self._move(store, save, batch)
 
@@ -272,7 +308,10 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     def _move_transfer(
         self, save: bool, transfer: PoolTransfer, extra_info: HiCacheStorageExtraInfo | None
     ) -> list[bool]:
-        return self._move_pages(save, str(transfer.name), transfer.keys or [], transfer.host_indices, extra_info)
+        # The prefix that SGLang names is one of KV: of states and windows only those at some ends are stored.
+        chained = transfer.hit_policy == PoolHitPolicy.ALL_PAGES
+        name, keys = str(transfer.name), transfer.keys or []
+        return self._move_pages(save, name, keys, transfer.host_indices, extra_info, chained)
 
     def _move_tensors(self, save: bool, keys: Sequence[str], tensors: Any) -> list[bool]:
         if not keys or tensors is None or len(tensors) != len(keys) or any(one is None for one in tensors):
@@ -325,6 +364,16 @@ def _open_pool(options: ConnectorConfig, config: HiCacheStorageConfig) -> _nativ
         except PegaFlowError as error:
             logger.warning("PegaFlow: no SSD tier, serving goes on without it: %s", error)
     return pool
+
+
+def _start_copying(pool: _native.Pool) -> tuple[Copying, Copying]:
+    """For reads and for writes: all threads or none."""
+    reads = Copying(pool)
+    try:
+        return reads, Copying(pool)
+    except Exception:
+        reads.close()
+        raise
 
 
 def _flat_bytes(pool: Any) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolHitPolicy, PoolName, PoolTransfer
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
@@ -89,14 +89,18 @@ def test_salt_and_adapter_are_in_sglangs_own_hashes(setup: Setup) -> None:
         assert set(plain).isdisjoint(other)
 
 
-def test_operators_clear_reaches_the_backend(setup: Setup) -> None:
+@pytest.mark.parametrize("asked_before", [True, False], ids=["after a request", "before the first one"])
+@pytest.mark.parametrize("by_address", [True, False], ids=["by address", "as tensors"])
+def test_operators_clear_reaches_the_backend(setup: Setup, by_address: bool, asked_before: bool) -> None:
+    setup = replace(setup, by_address=by_address)
     in_child(write, setup)
 
     def clear() -> None:
         from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 
         with controller(setup) as running:
-            running.storage_backend.batch_exists(hashes(TOKENS, setup.page_tokens))
+            if asked_before:
+                running.storage_backend.batch_exists(hashes(TOKENS, setup.page_tokens))
             assert HybridCacheController.clear_storage_backend(running)
 
     in_child(clear)
@@ -119,14 +123,45 @@ def test_new_weights_in_a_running_engine_end_sharing(setup: Setup) -> None:
     assert in_child(read, setup)[0] == len(TOKENS)
 
 
+def test_clear_works_after_weights_changed_in_place(setup: Setup) -> None:
+    in_child(write, setup)
+
+    def update_and_clear() -> None:
+        from sglang.srt.runtime_context import get_context
+
+        with controller(setup) as running:
+            get_context().override("test", weight_version="step 2")
+            running.storage_backend.clear()
+
+    in_child(update_and_clear)
+    assert in_child(read, setup) == (0, 0, [])
+
+
+def test_engines_whose_weights_were_updated_to_the_same_name_do_not_share(setup: Setup) -> None:
+    def attach_anew(action: Any) -> Any:
+        from sglang.srt.runtime_context import get_context
+
+        publish_model(setup)
+        get_context().override("test", weight_version="step 2")
+        return action(setup)
+
+    held = in_child(attach_anew, lambda updated: (write(updated), read(updated)))
+    assert held[1] == (0, 0, [])
+    assert in_child(attach_anew, read) == (0, 0, [])
+
+
 def transfer(name: PoolName, names: list[str], pool: Any, pages: list[int], policy: PoolHitPolicy) -> PoolTransfer:
     """What SGLang's hybrid controller hands over for one more host pool."""
     return PoolTransfer(name, host_indices=indices(pool, pages) if pages else None, keys=names, hit_policy=policy)
 
 
-def test_other_host_pools_come_back_and_bound_what_can_be_restored(setup: Setup) -> None:
+@pytest.mark.parametrize("prefix_named", [True, False], ids=["with prefixes", "without"])
+def test_other_host_pools_come_back_and_bound_what_can_be_restored(setup: Setup, prefix_named: bool) -> None:
     names = hashes(TOKENS, setup.page_tokens)
     states, indexer = PoolName.MAMBA, PoolName.INDEXER
+
+    def before(page: int) -> HiCacheStorageExtraInfo:
+        return HiCacheStorageExtraInfo(prefix_keys=names[:page] if prefix_named else None)
 
     def write_all() -> list[bytes]:
         with engine(setup) as (storage, pool):
@@ -137,10 +172,13 @@ def test_other_host_pools_come_back_and_bound_what_can_be_restored(setup: Setup)
             held = fill(more[states], PAGES, seed=3)
             fill(more[indexer], PAGES, seed=4)
             assert all(storage.batch_set_v1(names, indices(pool, list(range(PAGES)))))
-            tails = transfer(states, [names[3], names[7]], more[states], [3, 7], PoolHitPolicy.TRAILING_PAGES)
-            every = transfer(indexer, names[:9], more[indexer], list(range(9)), PoolHitPolicy.ALL_PAGES)
-            stored = storage.batch_set_v2([tails, every])
-            assert stored == {states: [True] * 2, indexer: [True] * 9}
+            for end in (3, 7):
+                tail = transfer(states, [names[end]], more[states], [end], PoolHitPolicy.TRAILING_PAGES)
+                assert storage.batch_set_v2([tail], before(end)) == {states: [True]}
+            for start in (0, 3, 6):
+                at = list(range(start, start + 3))
+                every = transfer(indexer, names[start : start + 3], more[indexer], at, PoolHitPolicy.ALL_PAGES)
+                assert storage.batch_set_v2([every], before(start)) == {indexer: [True] * 3}
             return [held[3], held[7]]
 
     def ask() -> tuple[Any, ...]:
@@ -154,7 +192,7 @@ def test_other_host_pools_come_back_and_bound_what_can_be_restored(setup: Setup)
             one = storage.batch_exists_v2(names, [every])
             unknown = storage.batch_exists_v2(names, [transfer(PoolName.SWA, names, None, [], PoolHitPolicy.ALL_PAGES)])
             wanted = transfer(states, [names[3], names[7]], more[states], [11, 12], PoolHitPolicy.TRAILING_PAGES)
-            came = storage.batch_get_v2([wanted])
+            came = storage.batch_get_v2([wanted], before(3))
             return (
                 (both.kv_hit_pages, both.restorable_prefix_pages, dict(both.extra_pool_hit_pages)),
                 (one.kv_hit_pages, unknown.kv_hit_pages),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
@@ -28,6 +29,7 @@ from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang.srt.runtime_context import get_parallel, publish
 from sglang.srt.server_args import ServerArgs
 
+from pegaflow.sglang import engine_facts
 from tests.sglang.stand_ins import stand_in_for_hashes
 
 stand_in_for_hashes()
@@ -106,6 +108,23 @@ def storage_config(setup: Setup) -> HiCacheStorageConfig:
         model_name="tiny",
         extra_config=setup.extra_config,
     )
+
+
+class Options:
+    """SGLang's options of this process, some of them others than it was started with."""
+
+    def __init__(self, **changed: Any) -> None:
+        self._started_with = engine_facts.server_args()
+        vars(self).update(changed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._started_with, name)
+
+
+def start_with(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
+    """Have children find these options of SGLang. What an engine does with them is not done."""
+    options = Options(**changed)
+    monkeypatch.setattr(engine_facts, "server_args", lambda: options)
 
 
 published: list[tuple[str, int]] = []
