@@ -31,9 +31,11 @@ DIGEST_BYTES = 16
 T = TypeVar("T")
 
 
-def open_pool(shm_dir: str) -> _native.Pool:
+def open_pool(shm_dir: str, policy: str | None = None) -> _native.Pool:
     """The pool that all processes share."""
-    return _native.Pool.open(POOL_NAME, shm_dir=shm_dir, pool_bytes=POOL_BYTES, segment_bytes=SEGMENT_BYTES)
+    return _native.Pool.open(
+        POOL_NAME, shm_dir=shm_dir, pool_bytes=POOL_BYTES, segment_bytes=SEGMENT_BYTES, policy=policy
+    )
 
 
 def open_namespaces(pool: _native.Pool) -> list[_native.Namespace]:

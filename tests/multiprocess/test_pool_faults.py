@@ -249,14 +249,16 @@ def test_a_crash_point_in_the_environment_kills_where_it_says(tmp_path: Path) ->
     pool = open_pool(tmp_path)
     pool.reap()
     assert not pool.created
-    assert sorted(os.listdir(pool.path)) == ["control"]
+    assert sorted(os.listdir(pool.path)) == ["control", "gone-v1"]
     assert json.loads(_native.verify(pool.path))["ok"]
     pool.close()
 
 
 def grow_until_full(shm_dir: str) -> None:
     """In a tmpfs of 64 MiB: store until the pool cannot grow, and go on."""
-    pool = _native.Pool.open("small", shm_dir=shm_dir, pool_bytes=1 << 30, segment_bytes=4 << 20, slots_max=1 << 16)
+    pool = _native.Pool.open(
+        "small", shm_dir=shm_dir, pool_bytes=1 << 30, segment_bytes=4 << 20, slots_max=1 << 16, policy="lru"
+    )
     namespace = pool.namespace(FINGERPRINT, 0, [64 << 10])
     stored, deadline = 0, time.monotonic() + 60
     while stored < 2000:

@@ -291,7 +291,8 @@ fn two_pools_fetch_from_each_other_at_a_time() {
 #[test]
 fn a_pool_that_evicts_under_the_reader_gives_right_bytes_or_none() {
     let (dir, net) = (ShmDir::new("evicts"), Net::default());
-    let (theirs, ours) = (dir.pool("theirs", 1 << 20), dir.pool("ours", POOL_BYTES));
+    // What is stored once stays until as much has come behind it.
+    let (theirs, ours) = (dir.pool_with_policy("theirs", 1 << 20, Some("lru")), dir.pool("ours", POOL_BYTES));
     let there = namespace(&theirs);
     store(&theirs, there, 0..100);
     let (_server, address) = serve(&theirs, &net);

@@ -35,10 +35,15 @@ impl ShmDir {
     }
 
     pub fn pool(&self, name: &str, pool_bytes: u64) -> Arc<Pool> {
+        self.pool_with_policy(name, pool_bytes, None)
+    }
+
+    pub fn pool_with_policy(&self, name: &str, pool_bytes: u64, policy: Option<&str>) -> Arc<Pool> {
         let options = OpenOptions {
             shm_dir: self.0.clone(),
             pool_bytes: Some(pool_bytes),
             segment_bytes: Some(pool_bytes / 8),
+            policy: policy.map(str::to_owned),
             ..OpenOptions::default()
         };
         Pool::open(name, &options).unwrap()
