@@ -100,7 +100,7 @@ def top(interval_seconds: float, once: bool, shm_dir: str, as_json: bool) -> Non
     console = Console(highlight=False)
     # A terminal gets its former contents back at the end; whatever else gets one picture after the other.
     first = render(compare(None, before), shm_dir)
-    # Without a thread that draws: an interrupt at the wrong moment would leave it waiting for a lock, and us for it.
+    # Drawn when there is something new, so without a thread that draws.
     with Live(first, console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while not pause.wait(interval_seconds):
             now = look(shm_dir)

@@ -153,6 +153,8 @@ def test_it_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
+            # Whoever runs the tests in the background ignores interrupts, and so would this.
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "from pegaflow.cli import main; main()",
             "top",
             "--interval",
