@@ -1,7 +1,6 @@
 """Engines of ``multi_gpu``: real vLLM in processes of their own, each on its GPUs, asked at the same time."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.vllm_gpu import RunFailed, end_session, last_line
+from benchmarks.vllm_gpu import RunFailed, end_session, environment, last_line
 
 CHILD = Path(__file__).with_name("_instance_child.py")
 GB = 10**9
@@ -130,20 +129,9 @@ class Instances:
             one.kill()
 
     def environment(self, connector: str, gpus: Sequence[int]) -> dict[str, str]:
-        """``pegaflow`` is ours or the original; neither is found by accident beside the program."""
-        home = self._homes.get(connector)
-        paths = [str(home)] if home else []
-        paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "PYTHONHASHSEED": "0",
-            "PYTHONUNBUFFERED": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "PEGAFLOW_SHARE_DUMMY_WEIGHTS": "1",
-            **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}),
-        }
+        """Of an engine on these GPUs, or on none."""
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+        return environment(self._homes.get(connector)) | visible
 
     def start(
         self, kind: Kind, engine: dict[str, Any], transfer: dict[str, Any] | None, gpus: Sequence[int]

@@ -269,19 +269,7 @@ class Bench:
         return {**sizes, "vocabulary": config["vocab_size"]}
 
     def _environment(self, setting: Setting) -> dict[str, str]:
-        """``pegaflow`` is ours or the original; neither is found by accident beside the program."""
-        home = {"ours": self._options.ours, "original": self._options.original}.get(setting.connector)
-        paths = [str(home)] if home else []
-        paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "PYTHONHASHSEED": "0",
-            "PYTHONUNBUFFERED": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "PEGAFLOW_SHARE_DUMMY_WEIGHTS": "1",
-        }
+        return environment({"ours": self._options.ours, "original": self._options.original}.get(setting.connector))
 
     @contextmanager
     def _server(self) -> Iterator[None]:
@@ -289,6 +277,22 @@ class Bench:
         setting = Setting("server", "original", 0, False, self._scratch)
         with original_server(self._options.original, self._options.pool_gb, log, self._environment(setting)):
             yield
+
+
+def environment(home: Path | None) -> dict[str, str]:
+    """Of an engine. ``home`` holds its ``pegaflow``, ours or the original; neither is found by accident beside the
+    program."""
+    paths = [str(home)] if home else []
+    paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PEGAFLOW_SHARE_DUMMY_WEIGHTS": "1",
+    }
 
 
 @contextmanager
