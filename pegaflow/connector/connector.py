@@ -35,6 +35,7 @@ from pegaflow.connector.scheduler import SchedulerHalf, log_notes
 from pegaflow.connector.worker import WorkerHalf
 from pegaflow.errors import InvalidArgument, PegaFlowError, PoolBusy
 from pegaflow.metrics import Recorder
+from pegaflow.opening import open_pool, serve_ssd
 from pegaflow.p2p.shards import check_ranks
 
 if TYPE_CHECKING:
@@ -419,17 +420,7 @@ def _config_of(vllm_config: Any) -> ConnectorConfig:
 
 
 def _open_pool(config: ConnectorConfig, engine_id: str) -> "Pool":
-    return _native.Pool.open(
-        config.pool_name,
-        shm_dir=config.shm_dir,
-        pool_bytes=config.pool_bytes,
-        segment_bytes=config.segment_bytes,
-        label=f"vllm {config.instance_id or engine_id}",
-        huge_pages=config.use_hugepages,
-        huge_pages_dir=config.hugepages_dir,
-        weight=config.weight,
-        policy=config.eviction_policy,
-    )
+    return open_pool(config, f"vllm {config.instance_id or engine_id}")
 
 
 def _open_with_ssd(config: ConnectorConfig, engine_id: str) -> "Pool":
@@ -438,15 +429,7 @@ def _open_with_ssd(config: ConnectorConfig, engine_id: str) -> "Pool":
     if not config.ssd_directories:
         return pool
     try:
-        pool.serve_ssd(
-            config.ssd_directories,
-            capacity_bytes=config.ssd_capacity_bytes,
-            admission=config.ssd_admission,
-            write_bytes_per_second_max=config.ssd_write_bytes_per_second_max,
-            read_depth=config.ssd_read_depth,
-            write_depth=config.ssd_write_depth,
-            backend=config.ssd_backend,
-        )
+        serve_ssd(pool, config)
     except InvalidArgument:
         pool.close()
         raise

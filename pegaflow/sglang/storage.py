@@ -27,6 +27,7 @@ from pegaflow import _native
 from pegaflow.config import ConnectorConfig
 from pegaflow.errors import InvalidArgument, PegaFlowError
 from pegaflow.keys import fingerprint, is_private, private
+from pegaflow.opening import open_pool, serve_ssd
 from pegaflow.sglang import engine_facts
 from pegaflow.sglang.identity import model_factors, page_key, pool_factors
 from pegaflow.sglang.log import logger
@@ -340,27 +341,10 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
 def _open_pool(options: ConnectorConfig, config: HiCacheStorageConfig) -> _native.Pool:
     """The pool with its SSD tier, if there is to be one."""
     rank = f"tp {config.tp_rank} of {config.tp_size}, pp {config.pp_rank} of {config.pp_size}"
-    pool = _native.Pool.open(
-        options.pool_name,
-        shm_dir=options.shm_dir,
-        pool_bytes=options.pool_bytes,
-        segment_bytes=options.segment_bytes,
-        label=f"sglang {options.instance_id or rank}",
-        huge_pages=options.use_hugepages,
-        huge_pages_dir=options.hugepages_dir,
-        weight=options.weight,
-    )
+    pool = open_pool(options, f"sglang {options.instance_id or rank}")
     if options.ssd_directories:
         try:
-            pool.serve_ssd(
-                options.ssd_directories,
-                capacity_bytes=options.ssd_capacity_bytes,
-                admission=options.ssd_admission,
-                write_bytes_per_second_max=options.ssd_write_bytes_per_second_max,
-                read_depth=options.ssd_read_depth,
-                write_depth=options.ssd_write_depth,
-                backend=options.ssd_backend,
-            )
+            serve_ssd(pool, options)
         except PegaFlowError as error:
             logger.warning("PegaFlow: no SSD tier, serving goes on without it: %s", error)
     return pool
