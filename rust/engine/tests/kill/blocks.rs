@@ -32,6 +32,12 @@ pub fn open(shm_dir: &Path) -> Arc<Pool> {
     Pool::open(POOL_NAME, &options(shm_dir)).unwrap()
 }
 
+/// As [`open`], for a process whose new blocks go in the order in which they came.
+pub fn open_lru(shm_dir: &Path) -> Arc<Pool> {
+    let options = OpenOptions { policy: Some("lru".into()), ..options(shm_dir) };
+    Pool::open(POOL_NAME, &options).unwrap()
+}
+
 /// The namespace whose fingerprint consists of `byte`.
 pub fn namespace(pool: &Pool, byte: u8) -> Namespace {
     let started = Instant::now();

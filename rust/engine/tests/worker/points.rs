@@ -10,7 +10,9 @@ use pegaflow_engine::objects::{ObjectStore, ObjectStoreOptions, ValueKind};
 use pegaflow_engine::traffic::Prompt;
 use pegaflow_engine::{BlockRef, ErrorKind, Key, Member, Namespace, Pool, admin, crash_point};
 
-use crate::blocks::{MAIN, PART_BYTES, POOL_NAME, check_chain, fingerprint_of, keys, open, store_chain, value_of};
+use crate::blocks::{
+    MAIN, PART_BYTES, POOL_NAME, check_chain, fingerprint_of, keys, open, open_lru, store_chain, value_of,
+};
 use crate::forge::Forge;
 use crate::reaper;
 
@@ -64,6 +66,8 @@ impl Try {
             "chain" | "replace" | "doom" => self.replace(),
             "ssd" => crate::tier::point(self, step),
             "traffic" if matches!(step, "file_made" | "linked") => self.make_statistics(),
+            // By the default policy the new blocks would go, and the turn of the leased one would not come.
+            "evict" if step == "restored" => self.evict(&open_lru(&self.dir), true),
             _ => self.run_in(&open(&self.dir), family, step),
         }
     }
@@ -85,7 +89,7 @@ impl Try {
             "reserve" if step == "recycled" => self.evict(pool, false),
             "reserve" | "part" | "publish" => self.publish(pool),
             "lease" | "touch" => self.read(pool),
-            "evict" => self.evict(pool, step == "restored"),
+            "evict" => self.evict(pool, false),
             "free" | "quarantine" => self.give_up_a_slot(pool, family),
             "orphans" => self.drop_an_orphan(pool),
             "traffic" => self.count(pool, step == "emptied"),
