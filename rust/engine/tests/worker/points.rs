@@ -18,6 +18,8 @@ use crate::reaper;
 
 /// Longest try to get to a point.
 const TRY_MAX: Duration = Duration::from_secs(3);
+/// Passes over two chains until the pool is as full of them as it gets.
+const FILLS_MAX: usize = 20;
 /// Namespaces beside the main one: with it more than the pool has extents.
 const SPACES: u64 = 5;
 
@@ -66,8 +68,10 @@ impl Try {
             "chain" | "replace" | "doom" => self.replace(),
             "ssd" => crate::tier::point(self, step),
             "traffic" if matches!(step, "file_made" | "linked") => self.make_statistics(),
-            // By the default policy the new blocks would go, and the turn of the leased one would not come.
+            // By the default policy new blocks are older than what was used: the turn of the leased one would not come,
+            // and the block that is stored again would not survive.
             "evict" if step == "restored" => self.evict(&open_lru(&self.dir), true),
+            "rebuild" if step == "renamed" => self.rebuild(&open_lru(&self.dir), true),
             _ => self.run_in(&open(&self.dir), family, step),
         }
     }
@@ -94,7 +98,7 @@ impl Try {
             "orphans" => self.drop_an_orphan(pool),
             "traffic" => self.count(pool, step == "emptied"),
             "reset" => self.reset(pool),
-            "rebuild" => self.rebuild(pool, matches!(step, "doomed" | "renamed")),
+            "rebuild" => self.rebuild(pool, step == "doomed"),
             other => panic!("no workload for the crash points of {other}"),
         }
     }
@@ -182,7 +186,11 @@ impl Try {
     fn move_blocks(&self, pool: &Pool) {
         let (full, keys) = (self.space(pool, MAIN + 20), self.keys(220));
         let (cold, warm) = keys.split_at(110);
-        while check_chain(pool, full, cold) + check_chain(pool, full, warm) < keys.len() && !self.is_late() {
+        // All of them, unless another namespace has an extent that it need not give back.
+        for _ in 0..FILLS_MAX {
+            if check_chain(pool, full, cold) + check_chain(pool, full, warm) == keys.len() {
+                break;
+            }
             for length in (10..=110).step_by(10) {
                 store_chain(pool, full, &cold[..length], self.seed);
                 store_chain(pool, full, &warm[..length], self.seed);

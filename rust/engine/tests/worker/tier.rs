@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pegaflow_engine::{ErrorKind, Key, Namespace, Pool};
 
-use crate::blocks::{check_chain, keys, namespace, open, store_chain};
+use crate::blocks::{check_chain, keys, namespace, open, open_lru, store_chain};
 use crate::kill_tier::{comes_about, count, fetch, on_ssd, serve, state};
 use crate::points::Try;
 use crate::random::Random;
@@ -40,7 +40,8 @@ fn store(pool: &Pool, ns: Namespace, chain: &[Key], nonce: u64) {
 
 /// Get to a point of the tier, which is armed once the way there is clear.
 pub fn point(this: &Try, step: &str) {
-    let pool = open(&this.dir);
+    // What pushes others out stays itself, which the default policy would not have.
+    let pool = if matches!(step, "reading" | "loaded") { open_lru(&this.dir) } else { open(&this.dir) };
     let leads = ["file_made", "linked", "led", "cleared", "opened", "serving"];
     if leads.contains(&step) {
         this.arm();
