@@ -16,7 +16,7 @@ from pegaflow.errors import InvalidArgument
 from pegaflow.p2p.addresses import parse_listen, parse_peers, parse_store
 from pegaflow.p2p.devices import parse_nics
 from pegaflow.p2p.secrets import TOKEN_VARIABLE, parse_file, read_token
-from pegaflow.p2p.shards import parse_shards
+from pegaflow.p2p.shards import on_several_hosts, parse_shards
 
 PREFIX = "pegaflow."
 MODES = ("read_write", "save_only")
@@ -58,6 +58,9 @@ _SIZE_UNITS = {
 _SERVER_OPTIONS = ("host", "port")
 
 # The same for its SSD cache: a directory has one file, and queues are as long as what is on its way needs.
+_NOT_OVER_SEVERAL_HOSTS = ("peers", "peer_listen", "directory", "ssd_cache_path", "wait_for_full_prefix")
+"""Options that need a pool with whole blocks."""
+
 _SSD_OPTIONS_WITHOUT_EFFECT = ("ssd_cache_shards", "ssd_write_queue_depth", "ssd_prefetch_queue_depth")
 _WITHOUT_EFFECT = _SERVER_OPTIONS + _SSD_OPTIONS_WITHOUT_EFFECT
 
@@ -146,7 +149,7 @@ class ConnectorConfig:
     qps_per_peer: int = 2
     """Queue pairs to each peer on each port."""
     tp_shard_endpoints: tuple[str, ...] = ()
-    """One per shard of the tensor-parallel ranks, all of one host; only checked, since their pool is the same."""
+    """One per shard of the tensor-parallel ranks. They say how ranks are divided; nobody is asked there."""
     load_timeout_seconds: float = 120.0
     """A load that takes longer is reported in the log and the metrics; it is never abandoned half-way."""
     instance_id: str | None = None
@@ -160,6 +163,11 @@ class ConnectorConfig:
         if self.peer_tls_certificate is None or self.peer_tls_key is None or self.peer_tls_ca is None:
             return None
         return self.peer_tls_certificate, self.peer_tls_key, self.peer_tls_ca
+
+    @property
+    def shards(self) -> int:
+        """How many equal runs of ranks have pools of their own; 1: all of them share one."""
+        return len(self.tp_shard_endpoints) if on_several_hosts(self.tp_shard_endpoints) else 1
 
     @property
     def reads(self) -> bool:
@@ -355,6 +363,7 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
         fields["peer_token"] = read_token(fields.get("peer_token_file"), written, environ)
     config = ConnectorConfig(**fields, instance_id=environ.get("PEGAFLOW_INSTANCE_ID"))
     _check_peers(config, given)
+    _check_shards(config, given)
     if config.pool_bytes and config.segment_bytes and config.segment_bytes > config.pool_bytes:
         raise InvalidArgument(
             f"pegaflow.segment_size ({config.segment_bytes} bytes) must not be larger than pegaflow.pool_size "
@@ -367,7 +376,8 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
         )
     notes = _notes(extra, environ)
     if config.tp_shard_endpoints:
-        notes += (f"{given['tp_shard_endpoints']} is checked, but asks nobody: ranks of one host share one pool.",)
+        how = "ranks of one host share one pool" if config.shards == 1 else "each rank uses the pool of its own host"
+        notes += (f"{given['tp_shard_endpoints']} divides the ranks, but nobody is asked there: {how}.",)
     return replace(config, load_timeout_seconds=_load_timeout(environ), notes=notes)
 
 
@@ -403,6 +413,16 @@ def _check_peers(config: ConnectorConfig, given: Mapping[str, str]) -> None:
             f"{next(given[name] for name in ('peers', 'peer_listen', 'directory') if name in given)} needs "
             f"{PREFIX}peer_token_file, {TOKEN_VARIABLE} in the "
             f"environment or {PREFIX}peer_tls_cert, _key and _ca: hosts that do not know each other share no blocks."
+        )
+
+
+def _check_shards(config: ConnectorConfig, given: Mapping[str, str]) -> None:
+    wanted = (name for name in _NOT_OVER_SEVERAL_HOSTS if getattr(config, _OPTIONS[name].field))
+    beside = next((given[name] for name in wanted), None)
+    if config.shards > 1 and beside:
+        raise InvalidArgument(
+            f"{beside} cannot be had together with {given['tp_shard_endpoints']} of several hosts, whose pools have a "
+            "rank's part of a block each: remove one of them."
         )
 
 

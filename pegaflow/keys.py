@@ -18,6 +18,7 @@ PRIVATE_MARK = b"private\n"
 """How the fingerprints of private namespaces end; that another one does happens once in 2^64."""
 
 _FINGERPRINT_DOMAIN = b"pegaflow namespace 1\n"
+_SHARD_DOMAIN = b"pegaflow shard 1\n"
 _ADAPTER_DOMAIN = b"pegaflow adapter key 1\n"
 
 
@@ -44,6 +45,15 @@ def fingerprint(factors: Mapping[str, Any]) -> bytes:
     """
     text = json.dumps(factors, sort_keys=True, separators=(",", ":"), allow_nan=True, default=_encode_bytes)
     return hashlib.sha256(_FINGERPRINT_DOMAIN + text.encode()).digest()
+
+
+def shard_fingerprint(replica: bytes, shard: int, shards: int, part: int, weights: Sequence[Any]) -> bytes:
+    """Name of the blocks that one rank keeps by itself: those of ``part`` in a replica whose ranks are divided into
+    ``shards``. ``weights``: what identifies them on the rank's host, which may have others than the one that made the
+    fingerprint of the replica. Private if either is."""
+    own = fingerprint({"part": part, "shard": f"tp-shard-{shard}-of-{shards}", "weights": list(weights)})
+    key = hashlib.sha256(_SHARD_DOMAIN + replica + own).digest()
+    return private(key) if replica.endswith(PRIVATE_MARK) or is_private({"weights": weights}) else key
 
 
 def is_private(factors: Mapping[str, Any]) -> bool:

@@ -22,16 +22,18 @@ from pegaflow.connector.early import EarlyStart
 from pegaflow.connector.event_maker import KVEventMaker
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.guard import Guard
-from pegaflow.connector.identity import ModelIdentity, config_problem
+from pegaflow.connector.identity import ModelIdentity, config_problem, label_of, weights_of
 from pegaflow.connector.layout import LayoutError, common_device, group_layout
 from pegaflow.connector.loads import MISS
 from pegaflow.connector.locking_report import LockingReport
 from pegaflow.connector.log import logger
-from pegaflow.connector.metadata import StepPlan, WorkerShape
+from pegaflow.connector.metadata import Rank, StepPlan, WorkerShape
 from pegaflow.connector.namespaces import Store
 from pegaflow.connector.peer_link import PeerLink, PeerTypes
 from pegaflow.connector.prometheus import PegaPromMetrics, PegaStats
 from pegaflow.connector.scheduler import SchedulerHalf, log_notes
+from pegaflow.connector.shard_pool import ShardPool
+from pegaflow.connector.shard_worker import Shard, ShardWorkerHalf
 from pegaflow.connector.worker import WorkerHalf
 from pegaflow.errors import InvalidArgument, PegaFlowError, PoolBusy
 from pegaflow.metrics import Recorder
@@ -48,6 +50,8 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
     """A cache of KV blocks in shared memory, for every vLLM process of this user on this host."""
 
     _cache_hit_source = compat.host_hit_source()
+    _shards = 1
+    """Equal runs of ranks that have pools of their own."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -61,6 +65,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         self._store: Store | None = None
         self._link: PeerLink | None = None
         self._native = _native_types(config, str(self._kv_transfer_config.engine_id))
+        self._shards = config.shards
         if role is kv_base.KVConnectorRole.SCHEDULER:
             self._start_scheduler(config)
         else:
@@ -317,9 +322,11 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         identity = ModelIdentity(vllm_config, geometry, vllm.__version__, compat.none_hash)
         replicas = compat.replica_count(vllm_config, kv_cache_config)
         self._link = PeerLink(config, PeerTypes(_native.PeerServer, _native.Peers, _native.Nic, _native.Directory))
-        open_pool = partial(_open_whole, config, str(self._kv_transfer_config.engine_id), self._link)
+        open_pool: Callable[[], Any] = partial(_open_whole, config, str(self._kv_transfer_config.engine_id), self._link)
+        if self._shards > 1:
+            open_pool = ShardPool
         pool, problem = _try_to_open(open_pool)
-        self._store = Store(pool, geometry, identity, ranks, replicas, open_pool)
+        self._store = Store(pool, geometry, identity, ranks, replicas, open_pool, self._shards)
         problem = problem or config_problem(vllm_config)
         if problem:
             self._store.turn_off(problem)
@@ -364,7 +371,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         except Exception as error:
             self._guard.note("register_kv_caches", error)
             problem = f"a worker does not know its rank and host: {error}"
-        self._worker = WorkerHalf(rank, host, self._native, self._guard, by_block=self._by_block)
+        self._worker = self._make_worker(rank, host)
         if problem is not None:
             self._worker.refuse(problem)
             return
@@ -375,6 +382,13 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         except Exception as error:
             self._guard.note("register_kv_caches", error)
             self._worker.refuse(f"the KV caches of a worker cannot be used: {error}")
+
+    def _make_worker(self, rank: Rank, host: str) -> WorkerHalf:
+        if self._shards == 1:
+            return WorkerHalf(rank, host, self._native, self._guard, by_block=self._by_block)
+        number = rank[1] // (compat.rank_count(self._vllm_config) // self._shards)
+        shard = Shard(number, self._shards, partial(weights_of, self._vllm_config), label_of(self._vllm_config))
+        return ShardWorkerHalf(rank, host, self._native, self._guard, by_block=self._by_block, shard=shard)
 
     def _register(self, worker: WorkerHalf, kv_caches: dict[str, Any]) -> None:
         blocks = int(self._kv_cache_config.num_blocks)
@@ -387,6 +401,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         worker.register(layouts, blocks, kv_caches, device)
         if device != "cpu" and config_problem(self._vllm_config) is None:
             part = compat.part_of(compat.worker_rank(self._vllm_config), self._vllm_config, self._kv_cache_config)
+            part = part if self._shards == 1 else 0
             sizes = {index: layout.part_bytes for index, layout in layouts.items()}
             worker.prepare(EarlyStart(self._native, device, part, sizes))
 

@@ -68,11 +68,11 @@ class ModelIdentity:
         self, vllm_config: Any, geometry: Geometry, version: str, none_hash: Callable[[], bytes | None]
     ) -> None:
         """``version``: vLLM's; ``none_hash`` returns the root of its block hashes once there is one."""
-        self.label = _label(vllm_config.model_config)
+        self.label = label_of(vllm_config)
         self._none_hash = none_hash
         self._fixed = fixed_factors(vllm_config, geometry, version)
         self._weights: list[Any] | None = None
-        self._models = _models(vllm_config)
+        self._vllm_config = vllm_config
 
     def factors(self) -> Mapping[str, Any] | None:
         """All factors except layouts; ``None`` while the weights are being sampled or hashes have no root."""
@@ -83,10 +83,15 @@ class ModelIdentity:
 
     def sample(self) -> None:
         """Read what identifies the weights. Takes up to seconds; once."""
-        try:
-            self._weights = [weights_identity(*model) for model in self._models]
-        except (OSError, ValueError) as error:  # without a digest nothing may be shared
-            self._weights = [_private(f"the weights cannot be read ({error})")]
+        self._weights = weights_of(self._vllm_config)
+
+
+def weights_of(vllm_config: Any) -> list[Any]:
+    """What identifies the weights of all models, as this host has them. Takes up to seconds."""
+    try:
+        return [weights_identity(*model) for model in _models(vllm_config)]
+    except (OSError, ValueError) as error:  # without a digest nothing may be shared
+        return [_private(f"the weights cannot be read ({error})")]
 
 
 def weights_identity(
@@ -171,7 +176,9 @@ def _media(model_config: Any) -> Any:
     return {name: plain(getattr(config, name, None)) for name in MEDIA_OPTIONS}
 
 
-def _label(model_config: Any) -> str:
+def label_of(vllm_config: Any) -> str:
+    """Name of the model for people."""
+    model_config = vllm_config.model_config
     name = getattr(model_config, "served_model_name", None) or model_config.model
     return str(name[0] if isinstance(name, list | tuple) else name)
 

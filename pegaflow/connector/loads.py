@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pegaflow.connector.attribution import Attribution, Found
 from pegaflow.connector.geometry import Geometry, GroupKind
@@ -18,6 +18,7 @@ from pegaflow.connector.peer_watch import PeerWatch, WatchedView
 from pegaflow.connector.peering import PeerFetches
 from pegaflow.connector.prefetching import Prefetches, TierView
 from pegaflow.connector.request_state import Offer, Phase, RequestState, RequestTable
+from pegaflow.connector.shard_asks import ShardAsks
 from pegaflow.connector.tails import Tails
 from pegaflow.connector.waiting import Waiting
 from pegaflow.keys import group_keys
@@ -57,7 +58,9 @@ class Loads:
         peers: PeerFetches,
         watch: PeerWatch,
         attribution: Attribution,
+        shards: ShardAsks | None = None,
     ) -> None:
+        """``shards``: asked instead of the pool, where ranks are on several hosts."""
         self._geometry = geometry
         self._store = store
         self._table = table
@@ -70,6 +73,7 @@ class Loads:
         self._peers = peers
         self._watch = watch
         self._attribution = attribution
+        self._shards = shards
         self._jobs: list[LoadJob] = []
         self._bad_keys: OrderedDict[tuple[int, bytes], None] = OrderedDict()
         self._still_steps = 0
@@ -93,10 +97,15 @@ class Loads:
         if self._waiting.goes_on(state, self._places(namespaces), computed_tokens):
             return ASK_AGAIN
         keys = self._keys(state)
-        if self._put_off(state, namespaces, keys, computed_tokens):
+        views: Any = namespaces
+        if self._shards is not None:
+            views = self._shards.views(state.request.request_id, views, keys)
+        elif self._put_off(state, namespaces, keys, computed_tokens):
+            views = None
+        if views is None:
             return ASK_AGAIN
         try:
-            return self._offer(state, namespaces, keys, computed_tokens)
+            return self._offer(state, views, keys, computed_tokens)
         finally:
             self._drop(state.request.request_id)
 
@@ -124,6 +133,8 @@ class Loads:
         """Hold nothing any more that was brought for a request."""
         self._prefetches.drop(request_id, self._store.pool)
         self._peers.drop(request_id, self._store.pool)
+        if self._shards is not None:
+            self._shards.drop(request_id)
 
     def _offer(
         self,
@@ -276,6 +287,8 @@ class Loads:
         self._prefetches.drop_all(self._store.pool)
         self._peers.drop_all(self._store.pool)
         self._watch.close()
+        if self._shards is not None:
+            self._shards.drop_all()
 
     def request_finished(self, request_id: str) -> None:
         """vLLM is done with the request; a load in flight keeps its leases."""

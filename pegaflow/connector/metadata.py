@@ -51,6 +51,36 @@ class SaveJob:
     blocks: tuple[GroupBlocks, ...]
 
 
+ShardSlot = tuple[bytes, bytes | None]
+"""``(key, key of the block before it)`` of a block that ranks have to reserve slots for by themselves."""
+
+
+@dataclass(frozen=True)
+class ShardAsk:
+    """Blocks that each rank is to look for in the pool of its host, to lease, and to report."""
+
+    number: int
+    groups: tuple[tuple[int, int, tuple[bytes, ...], bool], ...]
+    """``(KV cache group, first ref, keys, chained)``: ref ``first + i`` stands for the block of ``keys[i]`` from now
+    on. Of a chained group only what has no gap before it is of use."""
+
+
+@dataclass(frozen=True)
+class ShardOrders:
+    """What ranks that have pools of their own do with them in one step, in the order of the fields."""
+
+    published: tuple[int, ...] = ()
+    aborted: tuple[int, ...] = ()
+    quarantined: tuple[int, ...] = ()
+    released: tuple[int, ...] = ()
+    """Refs that stand for leased blocks, perhaps some that a rank does not hold."""
+    resets: tuple[bytes, ...] = ()
+    """Fingerprints, without what each rank adds to them."""
+    asks: tuple[ShardAsk, ...] = ()
+    slots: dict[int, ShardSlot] = field(default_factory=dict)
+    """By ref, for the saves of this step."""
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """What the workers have to do in one step. A job is sent once, in one plan."""
@@ -64,6 +94,8 @@ class StepPlan:
     """Whether nobody steps the engine once it is idle, so that this step has to wait for its own copies."""
     unasked: bool = False
     """Whether this step may read blocks without naming the layers that it reads."""
+    shards: ShardOrders | None = None
+    """Where each rank uses the pool of its own host. Refs of the jobs then stand for slots that the rank knows."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +152,21 @@ class LoadOutcome:
         return LoadOutcome(ok, self.failed | other.failed, seconds, self.ranks + other.ranks)
 
 
+@dataclass(frozen=True)
+class ShardAnswer:
+    """What some ranks hold of what they were asked for."""
+
+    ranks: int
+    present: tuple[bytes, ...]
+    """By group, in the order of the question: a byte per key, 1 if all of them hold it."""
+
+    def merge(self, other: "ShardAnswer") -> "ShardAnswer":
+        """What the ranks of both hold."""
+        pairs = zip(self.present, other.present, strict=True)
+        both = tuple(bytes(map(int.__and__, mine, theirs)) for mine, theirs in pairs)
+        return ShardAnswer(self.ranks + other.ranks, both)
+
+
 @dataclass
 class RankReport:
     """What finished on one rank since its last report. vLLM adds the reports of all ranks up with ``aggregate``."""
@@ -130,16 +177,20 @@ class RankReport:
     """Why this rank can copy nothing any more, as one sentence."""
     shapes: dict[Rank, WorkerShape] = field(default_factory=dict)
     """How ranks hold the KV cache, if vLLM did not ask for it at the start."""
+    answers: dict[int, ShardAnswer] = field(default_factory=dict)
+    """By number of the question."""
 
     def aggregate(self, other: "RankReport") -> "RankReport":
         """Sum of both reports; neither is changed, since vLLM may still be sending one of them."""
         problem, shapes = self.problem or other.problem, {**self.shapes, **other.shapes}
-        total = RankReport(dict(self.saves), dict(self.loads), problem, shapes)
+        total = RankReport(dict(self.saves), dict(self.loads), problem, shapes, dict(self.answers))
         for job_id, save in other.saves.items():
             total.saves[job_id] = total.saves[job_id].merge(save) if job_id in total.saves else save
         for request_id, load in other.loads.items():
             total.loads[request_id] = total.loads[request_id].merge(load) if request_id in total.loads else load
+        for number, answer in other.answers.items():
+            total.answers[number] = total.answers[number].merge(answer) if number in total.answers else answer
         return total
 
     def __bool__(self) -> bool:
-        return bool(self.saves or self.loads or self.problem or self.shapes)
+        return bool(self.saves or self.loads or self.problem or self.shapes or self.answers)

@@ -71,9 +71,11 @@ class Store:
         ranks: int,
         replicas: int,
         reopen: "Callable[[], Pool] | None" = None,
+        shards: int = 1,
     ) -> None:
         """``ranks``: TP x PP workers. ``replicas``: consecutive tensor ranks that hold identical bytes. ``reopen``
-        opens a pool that was busy when the engine started."""
+        opens a pool that was busy when the engine started. ``shards``: equal runs of tensor ranks, each on a host
+        of its own with a pool of its own; ``pool`` then stands for all of them."""
         self.pool = pool
         self._reopen = reopen
         self.off: str | None = None
@@ -82,6 +84,7 @@ class Store:
         self._identity = identity
         self._ranks = ranks
         self._replicas = replicas
+        self._shards = shards
         self._shapes: dict[Rank, WorkerShape] = {}
         self._told: dict[Rank, WorkerShape] = {}
         self._namespaces: dict[int, Namespace] | None = None
@@ -234,15 +237,24 @@ class Store:
                 return shape.problem
         if len(self._shapes) != self._ranks:
             return f"only {len(self._shapes)} of {self._ranks} workers reported how they hold the KV cache."
-        if len({shape.host for shape in self._shapes.values()}) > 1:
-            return "workers on several hosts cannot share one pool yet."
+        for shard in range(self._shards):
+            if len({shape.host for rank, shape in self._shapes.items() if self._shard_of(rank) == shard}) > 1:
+                return (
+                    "ranks on several hosts have no pool in common: set pegaflow.tp_shard_endpoints, an endpoint for "
+                    "each host in the order of ranks."
+                )
         for rank, shape in self._shapes.items():
             if shape.groups != self._shapes[self._saver_of(rank)].groups:
                 return "ranks that should hold identical KV caches report different layouts."
         return None
 
     def _saver_of(self, rank: Rank) -> Rank:
-        return rank[0], rank[1] - rank[1] % self._replicas
+        # Never one of another host.
+        first_of_host = self._shard_of(rank) * (self._ranks // self._shards)
+        return rank[0], max(rank[1] - rank[1] % self._replicas, first_of_host)
+
+    def _shard_of(self, rank: Rank) -> int:
+        return rank[1] // (self._ranks // self._shards) if self._shards > 1 else 0
 
     def _prepare(self) -> None:
         try:
@@ -286,6 +298,8 @@ class Store:
         savers = sorted({self._saver_of(rank) for rank in shapes})
         layouts = [[[shape.part_bytes, shape.digest] for shape in shapes[rank].groups] for rank in savers]
         factors_all = {**factors, "layouts": layouts, "ranks": savers}
+        if self._shards > 1:
+            factors_all["shards"] = self._shards
         sizes: dict[int, list[int]] = {}
         parts: dict[Rank, list[int | None]] = {rank: [] for rank in savers}
         nodes: dict[int, list[int | None]] = {}

@@ -30,6 +30,8 @@ from pegaflow.connector.pins import Pins
 from pegaflow.connector.prefetching import Prefetches
 from pegaflow.connector.request_state import Phase, RequestState, RequestTable
 from pegaflow.connector.saves import Saves
+from pegaflow.connector.shard_asks import ShardAsks
+from pegaflow.connector.shard_pool import ShardPool
 from pegaflow.connector.speed import ComputeSpeed
 from pegaflow.connector.ssd_report import SsdReport
 from pegaflow.connector.tails import HashTokens, Tails
@@ -110,9 +112,12 @@ class SchedulerHalf:
         fetches = PeerFetches(geometry, recorder, self._guard, self._speed, seconds_max, client, patient)
         watch = PeerWatch(client, self._guard)
         self._attribution = Attribution(geometry, recorder, self._guard)
+        pool: Any = store.pool
+        self._hosts: ShardPool | None = pool if isinstance(pool, ShardPool) else None
+        self._shards = ShardAsks(geometry, self._hosts, ranks, recorder) if self._hosts is not None else None
         self._loads = Loads(
             geometry, store, self.table, self._landings, recorder, overdue_seconds, tails, waiting, prefetches, fetches,
-            watch, self._attribution,
+            watch, self._attribution, self._shards,
         )  # fmt: skip
         self._events = Events(event_maker, store.namespaces)
         landing, ask = self._landings.under, self._adapters.ask
@@ -178,6 +183,8 @@ class SchedulerHalf:
         if self._link is not None:
             self._guard.run("looking at peers", None, partial(self._peer_report.observe, self._link, self._recorder))
         self._guard.run("publishing saves", None, self._saves.complete_confirmed)
+        if self._shards is not None:
+            self._guard.run("letting go", None, self._shards.drop_old)
         loads = self._loads.take_jobs()
         saves = self._saves.take_late()
         self._loads.note_step(not (runs_model or self.table.loading or self.has_pending_saves()))
@@ -188,10 +195,11 @@ class SchedulerHalf:
         whole = len(self._landings) > 0 and self._guard.run(
             "looking at a step", True, lambda: unasked(self._landings.request_ids)
         )
-        if not loads and not saves and self._store.address() == self._announced:
+        orders = self._hosts.take_orders(loads, saves) if self._hosts is not None else None
+        if not loads and not saves and not orders and self._store.address() == self._announced:
             return StepPlan(runs_model=runs_model, unasked=whole)
         self._announced = self._store.address()
-        return StepPlan(self._store.address(), loads, tuple(saves), runs_model, self._settle, whole)
+        return StepPlan(self._store.address(), loads, tuple(saves), runs_model, self._settle, whole, orders)
 
     def update(self, report: RankReport | None, received: Collection[str], invalid: Collection[int] = ()) -> None:
         """Take what the workers finished: ``report`` of some or all ranks, ``received``: loads that all ranks ended,
@@ -209,6 +217,10 @@ class SchedulerHalf:
                 run("booking a load", None, partial(self._loads.reported, request_id, load))
                 if was_landing and request_id not in self._landings:
                     run("ending a landing", None, partial(self._saves.load_over, request_id))
+            if self._shards is not None and report.answers:
+                spaces: Any = self._store.namespaces()
+                for number, answer in report.answers.items():
+                    run("taking an answer", None, partial(self._shards.answered, number, answer, spaces))
             for job_id, save in report.saves.items():
                 run("publishing a save", None, partial(self._saves.reported, job_id, save))
         for request_id in received:
@@ -236,7 +248,8 @@ class SchedulerHalf:
 
     def has_pending_saves(self) -> bool:
         """Whether vLLM has to keep stepping so that saves come to their end."""
-        return self._saves.pending > 0 or len(self._landings) > 0
+        told = self._hosts is None or not self._hosts.has_orders
+        return self._saves.pending > 0 or len(self._landings) > 0 or not told
 
     def frees_soon(self) -> bool:
         """Whether vLLM may wait a step for pinned blocks instead of preempting a request."""

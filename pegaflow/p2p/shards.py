@@ -1,8 +1,9 @@
 """``pegaflow.tp_shard_endpoints``: how the tensor-parallel ranks of one replica are divided into shards.
 
-A server of PegaFlow once held the blocks of the ranks beside it, and the option said where each was. Now all ranks of a
-host use one pool, which has the blocks of every one of them: shards of one host need nothing, and their endpoints are
-not asked. Ranks on several hosts have no pool in common, and saying that they do would be a lie.
+A server of PegaFlow once held the blocks of the ranks beside it, and the option said where each was. Now ranks use the
+pool of their own host. Shards of one host share one pool, which has blocks of all of their parts, and need nothing.
+Where the endpoints are on several hosts, each rank has blocks of its own in the pool of its host, and the scheduler
+asks the ranks (see ``connector.shard_asks``). Either way nobody is asked at an endpoint.
 """
 
 import ipaddress
@@ -20,21 +21,19 @@ THIS_HOST = "localhost"
 
 def parse_shards(value: Any, name: str) -> tuple[str, ...]:
     """``"host:port"``, with or without ``http://``, of each shard in the order of ranks; in a list, or in one string
-    with commas between them. Raises ``InvalidArgument``, also if they are those of several hosts."""
+    with commas between them. Raises ``InvalidArgument``."""
     given = value.split(",") if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not 1 <= len(given) <= SHARDS_MAX:
         raise InvalidArgument(f'{name} must be a list of up to {SHARDS_MAX} times "host:port", not {value!r}.')
     endpoints = [parse_address(_without_scheme(one), name) for one in given]
     if len(set(endpoints)) < len(endpoints):
         raise InvalidArgument(f"{name} names an endpoint twice in {value!r}: name each shard once, in order of ranks.")
-    hosts = list(dict.fromkeys(_host_of(one) for one in endpoints))
-    if len(hosts) > 1:
-        raise InvalidArgument(
-            f"{name} names several hosts ({', '.join(hosts)}): a replica whose tensor-parallel ranks are on several "
-            "hosts has no pool in common and is not cached. Keep each replica on one host, remove the option, and name "
-            "other hosts in pegaflow.peers."
-        )
     return tuple(str(one) for one in endpoints)
+
+
+def on_several_hosts(endpoints: Sequence[str]) -> bool:
+    """Whether shards are on different hosts, as far as their endpoints say."""
+    return len({_host_of(parse_address(one, "")) for one in endpoints}) > 1
 
 
 def check_ranks(endpoints: Sequence[str], tensor_ranks: int, all_ranks: int, token_ranks: int, name: str) -> None:

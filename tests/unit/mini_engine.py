@@ -8,7 +8,7 @@ import ctypes
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -22,6 +22,8 @@ from pegaflow.connector.layout import LayerTensor, group_layout
 from pegaflow.connector.metadata import RankReport, StepPlan
 from pegaflow.connector.namespaces import Store
 from pegaflow.connector.scheduler import SchedulerHalf
+from pegaflow.connector.shard_pool import ShardPool
+from pegaflow.connector.shard_worker import Shard, ShardWorkerHalf
 from pegaflow.connector.worker import WorkerHalf
 from pegaflow.metrics import Recorder
 from tests.fakes import FakeBlockPool, FakeCopier, FakeIdentity, FakeLayout, FakePool
@@ -153,6 +155,7 @@ class MiniEngine:
         settle: bool = False,
         event_maker: Any = None,
         peers: Any = None,
+        hosts: Sequence[Any] = (),
         **options: Any,
     ) -> None:
         """``replicas``: consecutive ranks of a stage that hold the same bytes. ``stages``: of a pipeline; with several
@@ -160,11 +163,15 @@ class MiniEngine:
         by default all of it is faked. ``memory``: where caches are, see ``HostMemory``. ``layers``: of each group; a
         model of several names each before it reads its bytes. ``wrapped``: nobody asks the workers for their shapes,
         as if other connectors had answered first. ``settle``: nobody steps the engine once it is idle.
-        ``event_maker``: who makes KV events of what is stored. ``peers``: connections to other hosts."""
+        ``event_maker``: who makes KV events of what is stored. ``peers``: connections to other hosts.
+        ``hosts``: ``NativeTypes`` of each host that the ranks are divided over, each with a pool of its own."""
         self._memory_type = memory
         self.geometry, self.ranks, self.blocks = geometry, ranks, blocks
         self.replicas, self.stages = replicas, stages
-        self.pool = pool or FakePool()
+        self.hosts = hosts
+        self.weights = ["sampled"] * len(hosts)
+        """What each host has."""
+        self.pool = ShardPool() if hosts else pool or FakePool()
         self.block_pool = FakeBlockPool(blocks)
         self.recorder = Recorder()
         self.identity = FakeIdentity()
@@ -179,7 +186,7 @@ class MiniEngine:
         link: Any = SimpleNamespace(client=peers, server=None, close=lambda: None) if peers is not None else None
         layout: Any = FakeLayout
         self._native = native or NativeTypes(lambda name, shm_dir: self.pool, self._fake_copier, layout)
-        self.store = Store(self.pool, geometry, self.identity, ranks, replicas)
+        self.store = Store(self.pool, geometry, self.identity, ranks, replicas, shards=max(1, len(hosts)))
         self.scheduler = SchedulerHalf(
             config,
             geometry,
@@ -213,7 +220,13 @@ class MiniEngine:
     def _make_worker(self, rank: int) -> WorkerHalf:
         guard = Guard(self.recorder, lambda reason: None)
         place = divmod(rank, self.ranks // self.stages)
-        worker = WorkerHalf(place, "host", self._native, guard, by_block=self.by_block)
+        if self.hosts:
+            number = rank // (self.ranks // len(self.hosts))
+            shard = Shard(number, len(self.hosts), lambda: [[self.weights[number]]], "mini")
+            host, native = f"host {number}", self.hosts[number]
+            worker: WorkerHalf = ShardWorkerHalf(place, host, native, guard, by_block=self.by_block, shard=shard)
+        else:
+            worker = WorkerHalf(place, "host", self._native, guard, by_block=self.by_block)
         layouts = {}
         caches = []
         part_bytes = self._memory_type.part_bytes
@@ -523,6 +536,8 @@ class MiniEngine:
         if isinstance(self.pool, FakePool):
             assert self.pool.leased() == 0
             assert self.pool.reserved() == []
+        for worker in self.workers if self.hosts else ():
+            assert isinstance(worker, ShardWorkerHalf) and not worker.holds
         assert self.block_pool.used() == 0
         assert len(self.scheduler.table) == 0
         assert not self.scheduler.has_pending_saves()

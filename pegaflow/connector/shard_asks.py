@@ -1,0 +1,167 @@
+"""What the ranks of several hosts have of each request, asked of all of them at a time.
+
+A question goes out with a step and the answers come back with its results, so nothing waits and no host can be asked
+that the step does not run on. What a rank answers it holds, until it is told to let go or its process ends: there is no
+time in which a hit could be lost. A hit is what all ranks hold. Who has not answered in time has nothing.
+"""
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pegaflow.connector.geometry import Geometry, GroupKind
+from pegaflow.connector.log import logger
+from pegaflow.connector.metadata import ShardAnswer, ShardAsk
+from pegaflow.connector.shard_pool import ShardNamespace, ShardPool
+from pegaflow.metrics import Recorder
+
+ANSWER_SECONDS_MAX = 5.0
+"""How long a request is put off for the answers, a wait for its turn to ask included. One step has to end before they
+are there, and a step may be a long prompt's."""
+
+HELD_SECONDS_MAX = 10.0
+"""How long ranks hold blocks for a request that does not come back for them; it asks again when it does."""
+
+OPEN_MAX = 64
+"""Requests that blocks are held for before they are given any."""
+
+KEYS_MAX = 1 << 16
+"""Keys of one question."""
+
+
+@dataclass
+class _Asked:
+    since: float
+    names: int
+    """``ShardPool.names`` at that time."""
+    ask: ShardAsk | None = None
+    """``None`` while there are too many others."""
+    answer: ShardAnswer | None = None
+    answered_at: float = 0.0
+    taken: set[int] = field(default_factory=set)
+    """Refs that an offer has taken over."""
+
+
+class ShardView:
+    """What all ranks hold of one request's blocks of a group."""
+
+    def __init__(self, space: ShardNamespace, refs: Mapping[bytes, int], taken: set[int]) -> None:
+        """``refs``: of what they hold, by key. ``taken``: takes the refs that are leased."""
+        self._space, self._refs, self._taken = space, refs, taken
+        self.block_bytes = space.block_bytes
+
+    def lookup(self, keys: Sequence[bytes], start: int = 0) -> int:
+        """How many consecutive ``keys[start:]`` are held."""
+        return sum(1 for _ in itertools.takewhile(self._refs.__contains__, itertools.islice(keys, start, None)))
+
+    def contains(self, keys: Sequence[bytes]) -> bytes:
+        """One byte per key: 1 held, 0 not."""
+        return bytes(key in self._refs for key in keys)
+
+    def lease(self, keys: Sequence[bytes], start: int = 0, stop: int | None = None) -> list[int]:
+        """Take over what is held of the run from ``keys[start]``."""
+        run = itertools.takewhile(self._refs.__contains__, keys[start:stop])
+        refs = [self._refs[key] for key in run]
+        self._taken.update(refs)
+        return refs
+
+    def note_prompt(self, keys: Sequence[bytes], **found: int | None) -> None:
+        """Nobody keeps statistics."""
+
+
+class ShardAsks:
+    """All questions of one engine."""
+
+    def __init__(self, geometry: Geometry, pool: ShardPool, ranks: int, recorder: Recorder) -> None:
+        self._geometry, self._pool, self._ranks, self._recorder = geometry, pool, ranks, recorder
+        self._open: dict[str, _Asked] = {}
+        self._by_number: dict[int, _Asked] = {}
+        self._numbers = itertools.count(1)
+        self._said = False
+
+    def views(
+        self, request_id: str, spaces: Mapping[int, ShardNamespace], keys: Mapping[int, Sequence[bytes]]
+    ) -> dict[int, ShardView] | None:
+        """What all ranks hold of a request; ``None`` while that is not known. Never waits. Until the request is
+        dropped, they go on holding it."""
+        if not any(keys.values()):
+            return self._nothing(spaces)
+        now = time.monotonic()
+        asked = self._open.get(request_id)
+        if asked is not None and asked.names != self._pool.names:
+            self.drop(request_id)
+            asked = None
+        if asked is None:
+            asked = self._open[request_id] = _Asked(now, self._pool.names)
+        if asked.ask is None and len(self._by_number) < OPEN_MAX:
+            asked.ask = self._ask(keys)
+            self._by_number[asked.ask.number] = asked
+        if asked.ask is not None and asked.answer is not None and asked.answer.ranks >= self._ranks:
+            return self._views(asked, asked.ask, asked.answer, spaces)
+        if now - asked.since < ANSWER_SECONDS_MAX:
+            return None
+        self._recorder.count("shard_late")
+        if not self._said:
+            self._said = True
+            logger.warning(
+                "PegaFlow: not all ranks have said within %.0f s what their hosts have; this counts as a miss.",
+                ANSWER_SECONDS_MAX,
+            )
+        return self._nothing(spaces)
+
+    def answered(self, number: int, answer: ShardAnswer, spaces: Mapping[int, ShardNamespace] | None) -> None:
+        """Take the answers of some ranks."""
+        asked = self._by_number.get(number)
+        if asked is None or asked.ask is None:
+            return  # nobody wants to know any more, and they were told to let go
+        asked.answer = asked.answer.merge(answer) if asked.answer is not None else answer
+        asked.answered_at = time.monotonic()
+        if asked.answer.ranks >= self._ranks and spaces is not None:
+            for (group, _, keys, _), present in zip(asked.ask.groups, asked.answer.present, strict=True):
+                spaces[group].learn(keys, present)
+
+    def drop(self, request_id: str) -> None:
+        """Have the ranks let go of what nobody has taken over."""
+        asked = self._open.pop(request_id, None)
+        if asked is None or asked.ask is None:
+            return
+        del self._by_number[asked.ask.number]
+        if self._pool.withdraw(asked.ask):
+            return  # nobody has heard of it
+        for _, first, keys, _ in asked.ask.groups:
+            self._pool.release(ref for ref in range(first, first + len(keys)) if ref not in asked.taken)
+
+    def drop_all(self) -> None:
+        """Nobody needs anything any more."""
+        for request_id in list(self._open):
+            self.drop(request_id)
+
+    def drop_old(self) -> None:
+        """Have the ranks let go of what was not asked for again."""
+        latest = time.monotonic() - HELD_SECONDS_MAX
+        for request_id, asked in list(self._open.items()):
+            if (asked.answered_at or asked.since) < latest:
+                self.drop(request_id)
+
+    @staticmethod
+    def _nothing(spaces: Mapping[int, ShardNamespace]) -> dict[int, ShardView]:
+        return {group: ShardView(space, {}, set()) for group, space in spaces.items()}
+
+    def _ask(self, keys: Mapping[int, Sequence[bytes]]) -> ShardAsk:
+        groups = []
+        for group in self._geometry.groups:
+            own = tuple(map(bytes, keys[group.index][: KEYS_MAX // len(self._geometry.groups)]))
+            groups.append((group.index, self._pool.refs(len(own)).start, own, group.kind is GroupKind.FULL))
+        ask = ShardAsk(next(self._numbers), tuple(groups))
+        self._pool.ask(ask)
+        return ask
+
+    def _views(
+        self, asked: _Asked, ask: ShardAsk, answer: ShardAnswer, spaces: Mapping[int, ShardNamespace]
+    ) -> dict[int, ShardView]:
+        views = {}
+        for (group, first, keys, _), present in zip(ask.groups, answer.present, strict=True):
+            refs = {key: first + position for position, key in enumerate(keys) if present[position]}
+            views[group] = ShardView(spaces[group], refs, asked.taken)
+        return views
