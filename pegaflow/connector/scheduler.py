@@ -30,8 +30,7 @@ from pegaflow.connector.pins import Pins
 from pegaflow.connector.prefetching import Prefetches
 from pegaflow.connector.request_state import Phase, RequestState, RequestTable
 from pegaflow.connector.saves import Saves
-from pegaflow.connector.shard_asks import ShardAsks
-from pegaflow.connector.shard_pool import ShardPool
+from pegaflow.connector.shard_asks import asks_of
 from pegaflow.connector.speed import ComputeSpeed
 from pegaflow.connector.ssd_report import SsdReport
 from pegaflow.connector.tails import HashTokens, Tails
@@ -112,9 +111,7 @@ class SchedulerHalf:
         fetches = PeerFetches(geometry, recorder, self._guard, self._speed, seconds_max, client, patient)
         watch = PeerWatch(client, self._guard)
         self._attribution = Attribution(geometry, recorder, self._guard)
-        pool: Any = store.pool
-        self._hosts: ShardPool | None = pool if isinstance(pool, ShardPool) else None
-        self._shards = ShardAsks(geometry, self._hosts, ranks, recorder) if self._hosts is not None else None
+        self._shards = asks_of(store.pool, geometry, ranks, recorder)
         self._loads = Loads(
             geometry, store, self.table, self._landings, recorder, overdue_seconds, tails, waiting, prefetches, fetches,
             watch, self._attribution, self._shards,
@@ -124,10 +121,7 @@ class SchedulerHalf:
         self._saves = Saves(
             geometry, store, self._pins, recorder, ranks, overdue_seconds, tails, self._events, landing, ask
         )
-        if store.pool is not None and config.ssd_directories:
-            self._ssd_report.start(store.pool)
-        if (config.pd_tail_save or config.pd_tail_load) and not tails.possible:
-            logger.warning("PegaFlow: %s", NO_TAILS)
+        self._report_start(tails)
 
     def bind_block_pool(self, block_pool: Any) -> None:
         """vLLM's block pool, in which blocks are pinned while they are being saved."""
@@ -195,7 +189,7 @@ class SchedulerHalf:
         whole = len(self._landings) > 0 and self._guard.run(
             "looking at a step", True, lambda: unasked(self._landings.request_ids)
         )
-        orders = self._hosts.take_orders(loads, saves) if self._hosts is not None else None
+        orders = self._shards.pool.take_orders(loads, saves) if self._shards is not None else None
         if not loads and not saves and not orders and self._store.address() == self._announced:
             return StepPlan(runs_model=runs_model, unasked=whole)
         self._announced = self._store.address()
@@ -248,8 +242,8 @@ class SchedulerHalf:
 
     def has_pending_saves(self) -> bool:
         """Whether vLLM has to keep stepping so that saves come to their end."""
-        told = self._hosts is None or not self._hosts.has_orders
-        return self._saves.pending > 0 or len(self._landings) > 0 or not told
+        untold = self._shards is not None and self._shards.pool.has_orders
+        return self._saves.pending > 0 or len(self._landings) > 0 or untold
 
     def frees_soon(self) -> bool:
         """Whether vLLM may wait a step for pinned blocks instead of preempting a request."""
@@ -293,6 +287,13 @@ class SchedulerHalf:
         if self._link is not None:
             self._guard.run("leaving peers", None, self._link.close)
         self._store.close()
+
+    def _report_start(self, tails: Tails) -> None:
+        config, pool = self._config, self._store.pool
+        if pool is not None and config.ssd_directories:
+            self._ssd_report.start(pool)
+        if (config.pd_tail_save or config.pd_tail_load) and not tails.possible:
+            logger.warning("PegaFlow: %s", NO_TAILS)
 
     def _state_of(self, request: Any) -> RequestState:
         known = self.table.get(request.request_id)

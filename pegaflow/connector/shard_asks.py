@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pegaflow.connector.geometry import Geometry, GroupKind
 from pegaflow.connector.log import logger
@@ -70,11 +71,17 @@ class ShardView:
         """Nobody keeps statistics."""
 
 
+def asks_of(pool: Any, geometry: Geometry, ranks: int, recorder: Recorder) -> "ShardAsks | None":
+    """Questions to ranks, if ``pool`` stands for theirs."""
+    return ShardAsks(geometry, pool, ranks, recorder) if isinstance(pool, ShardPool) else None
+
+
 class ShardAsks:
     """All questions of one engine."""
 
     def __init__(self, geometry: Geometry, pool: ShardPool, ranks: int, recorder: Recorder) -> None:
-        self._geometry, self._pool, self._ranks, self._recorder = geometry, pool, ranks, recorder
+        self._geometry, self._ranks, self._recorder = geometry, ranks, recorder
+        self.pool = pool
         self._open: dict[str, _Asked] = {}
         self._by_number: dict[int, _Asked] = {}
         self._numbers = itertools.count(1)
@@ -89,11 +96,11 @@ class ShardAsks:
             return self._nothing(spaces)
         now = time.monotonic()
         asked = self._open.get(request_id)
-        if asked is not None and asked.names != self._pool.names:
+        if asked is not None and asked.names != self.pool.names:
             self.drop(request_id)
             asked = None
         if asked is None:
-            asked = self._open[request_id] = _Asked(now, self._pool.names)
+            asked = self._open[request_id] = _Asked(now, self.pool.names)
         if asked.ask is None and len(self._by_number) < OPEN_MAX:
             asked.ask = self._ask(keys)
             self._by_number[asked.ask.number] = asked
@@ -127,10 +134,10 @@ class ShardAsks:
         if asked is None or asked.ask is None:
             return
         del self._by_number[asked.ask.number]
-        if self._pool.withdraw(asked.ask):
+        if self.pool.withdraw(asked.ask):
             return  # nobody has heard of it
         for _, first, keys, _ in asked.ask.groups:
-            self._pool.release(ref for ref in range(first, first + len(keys)) if ref not in asked.taken)
+            self.pool.release(ref for ref in range(first, first + len(keys)) if ref not in asked.taken)
 
     def drop_all(self) -> None:
         """Nobody needs anything any more."""
@@ -152,9 +159,9 @@ class ShardAsks:
         groups = []
         for group in self._geometry.groups:
             own = tuple(map(bytes, keys[group.index][: KEYS_MAX // len(self._geometry.groups)]))
-            groups.append((group.index, self._pool.refs(len(own)).start, own, group.kind is GroupKind.FULL))
+            groups.append((group.index, self.pool.refs(len(own)).start, own, group.kind is GroupKind.FULL))
         ask = ShardAsk(next(self._numbers), tuple(groups))
-        self._pool.ask(ask)
+        self.pool.ask(ask)
         return ask
 
     def _views(

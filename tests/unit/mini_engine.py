@@ -155,7 +155,7 @@ class MiniEngine:
         settle: bool = False,
         event_maker: Any = None,
         peers: Any = None,
-        hosts: Sequence[Any] = (),
+        hosts: Sequence[tuple[NativeTypes, str]] = (),
         **options: Any,
     ) -> None:
         """``replicas``: consecutive ranks of a stage that hold the same bytes. ``stages``: of a pipeline; with several
@@ -164,21 +164,17 @@ class MiniEngine:
         model of several names each before it reads its bytes. ``wrapped``: nobody asks the workers for their shapes,
         as if other connectors had answered first. ``settle``: nobody steps the engine once it is idle.
         ``event_maker``: who makes KV events of what is stored. ``peers``: connections to other hosts.
-        ``hosts``: ``NativeTypes`` of each host that the ranks are divided over, each with a pool of its own."""
+        ``hosts``: that the ranks are divided over, each with a pool of its own and with what identifies its weights."""
         self._memory_type = memory
         self.geometry, self.ranks, self.blocks = geometry, ranks, blocks
-        self.replicas, self.stages = replicas, stages
-        self.hosts = hosts
-        self.weights = ["sampled"] * len(hosts)
-        """What each host has."""
+        self.replicas, self.stages, self.hosts = replicas, stages, hosts
         self.pool = ShardPool() if hosts else pool or FakePool()
         self.block_pool = FakeBlockPool(blocks)
         self.recorder = Recorder()
         self.identity = FakeIdentity()
         self.by_block = len(geometry.groups) == 1 and geometry.groups[0].kind is GroupKind.FULL
         self.chunk_tokens = 12
-        self.layers = layers
-        self.unasked = False
+        self.layers, self.unasked = layers, False
         """Whether steps read blocks without naming layers, as in a graph of the whole model."""
         self.before_workers: Callable[[], None] = lambda: None
         """Called in each step when it is planned but no worker has heard of it."""
@@ -222,9 +218,10 @@ class MiniEngine:
         place = divmod(rank, self.ranks // self.stages)
         if self.hosts:
             number = rank // (self.ranks // len(self.hosts))
-            shard = Shard(number, len(self.hosts), lambda: [[self.weights[number]]], "mini")
-            host, native = f"host {number}", self.hosts[number]
-            worker: WorkerHalf = ShardWorkerHalf(place, host, native, guard, by_block=self.by_block, shard=shard)
+            native, weights = self.hosts[number]
+            shard = Shard(number, len(self.hosts), lambda: [[weights]], "mini")
+            name = f"host {number}"
+            worker: WorkerHalf = ShardWorkerHalf(place, name, native, guard, by_block=self.by_block, shard=shard)
         else:
             worker = WorkerHalf(place, "host", self._native, guard, by_block=self.by_block)
         layouts = {}
@@ -537,7 +534,8 @@ class MiniEngine:
             assert self.pool.leased() == 0
             assert self.pool.reserved() == []
         for worker in self.workers if self.hosts else ():
-            assert isinstance(worker, ShardWorkerHalf) and not worker.holds
+            assert isinstance(worker, ShardWorkerHalf)
+            assert worker.holds == 0
         assert self.block_pool.used() == 0
         assert len(self.scheduler.table) == 0
         assert not self.scheduler.has_pending_saves()

@@ -1,4 +1,4 @@
-"""One replica whose ranks are on several hosts, each with a real pool of its own: every byte that is loaded is checked."""
+"""One replica whose ranks are on several hosts, each with a real pool of its own. Every byte loaded is checked."""
 
 import json
 from collections.abc import Iterator
