@@ -25,12 +25,13 @@ def finish(engine: MiniEngine, damaged: int = 0) -> None:
     engine.assert_nothing_held()
     for worker in engine.workers:
         worker.shutdown()
-    assert sum(space["leases"] for space in json.loads(_native.inspect(engine.pool.path))["namespaces"]) == 0
-    # Exact only while nobody changes the pool, and its own thread may be growing it: what counts is what stays.
-    deadline = time.monotonic() + SETTLE_SECONDS_MAX
-    while len(problems := json.loads(_native.verify(engine.pool.path))["problems"]) != damaged:
-        assert time.monotonic() < deadline, problems
-        time.sleep(0.01)
+    for path in engine.pool_paths or (engine.pool.path,):
+        assert sum(space["leases"] for space in json.loads(_native.inspect(path))["namespaces"]) == 0
+        # Exact only while nobody changes the pool, and its own thread may be growing it: what counts is what stays.
+        deadline = time.monotonic() + SETTLE_SECONDS_MAX
+        while len(problems := json.loads(_native.verify(path))["problems"]) != damaged:
+            assert time.monotonic() < deadline, problems
+            time.sleep(0.01)
 
 
 def saved(engine_on: EngineOn, *prompts: list[int]) -> None:
@@ -53,7 +54,8 @@ def preempted_while_saving(engine_on: EngineOn) -> None:
     """Blocks of a preempted request are computed anew by others as soon as vLLM may hand them out."""
     engine = engine_on(blocks=24)
     victim = engine.add(PROMPT, more=4)
-    engine.step()
+    while victim.state != "running":  # hosts may have to be asked first
+        engine.step()
     engine.preempt(victim)
     others = [[family] * 44 for family in range(200, 206)]
     for other in others:

@@ -138,6 +138,9 @@ class HostMemory:
 class MiniEngine:
     """One engine on a pool that others may share."""
 
+    pool_paths: Sequence[str] = ()
+    """Of real pools, where each host has one."""
+
     def __init__(
         self,
         geometry: Geometry = SINGLE,
