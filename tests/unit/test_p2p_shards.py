@@ -1,4 +1,4 @@
-"""``pegaflow.tp_shard_endpoints``: what is taken, what is refused, and that it changes no name of a block."""
+"""``pegaflow.tp_shard_endpoints``: what is taken, what is refused, and whether ranks have pools of their own."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -40,24 +40,55 @@ def test_an_endpoint_that_is_named_twice_is_refused() -> None:
         parse_shards("10.0.0.1:7441,http://10.0.0.1:7441", NAME)
 
 
-@pytest.mark.parametrize("value", [["10.0.0.1:1", "10.0.0.2:1"], "127.0.0.1:1,10.0.0.1:2", "a:1,b:1"])
-def test_several_hosts_are_refused_with_what_to_do(value: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"several hosts .*pegaflow\.peers"):
-        parse_shards(value, NAME)
+@pytest.mark.parametrize(
+    ("value", "shards"),
+    [
+        ("10.0.0.1:1,10.0.0.2:1", 2),
+        ("127.0.0.1:1,10.0.0.1:2", 2),
+        ("a:1,b:1,a:2", 3),
+        ("a:1,A:2", 1),
+        ("127.0.0.1:1,localhost:2,[::1]:3", 1),
+        ("a:1", 1),
+    ],
+)
+def test_ranks_have_pools_of_their_own_where_endpoints_are_on_several_hosts(value: str, shards: int) -> None:
+    assert parse_config({NAME: value}, {}).shards == shards
+    assert parse_config({}, {}).shards == 1
 
 
-def test_that_nobody_is_asked_is_said_once() -> None:
-    config = parse_config({NAME: "10.0.0.1:1,10.0.0.1:2"}, {})
+@pytest.mark.parametrize("value", ["10.0.0.1:1,10.0.0.1:2", "10.0.0.1:1,10.0.0.2:1"])
+def test_that_nobody_is_asked_at_an_endpoint_is_said_once(value: str) -> None:
+    config = parse_config({NAME: value}, {})
     assert config.peers == ()
-    assert [note for note in config.notes if NAME in note]
-    environment = parse_config({}, {"PEGAFLOW_TP_SHARD_ENDPOINTS": "10.0.0.1:1"})
-    assert any("PEGAFLOW_TP_SHARD_ENDPOINTS" in note for note in environment.notes)
+    [note] = config.notes
+    assert NAME in note
+    [note] = parse_config({}, {"PEGAFLOW_TP_SHARD_ENDPOINTS": value}).notes
+    assert "PEGAFLOW_TP_SHARD_ENDPOINTS" in note
     assert not parse_config({}, {}).notes
 
 
-def start(shards: int, **parallel: int) -> None:
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"pegaflow.peers": "10.0.0.3:1"},
+        {"pegaflow.peer_listen": "10.0.0.1:1"},
+        {"pegaflow.directory": "redis://10.0.0.9:6379/0"},
+        {"pegaflow.ssd_cache_path": "/ssd", "pegaflow.ssd_cache_capacity": "1gb"},
+        {"pegaflow.wait_for_full_prefix": True},
+    ],
+    ids=lambda beside: next(iter(beside)),
+)
+def test_what_needs_whole_blocks_is_refused_over_several_hosts_alone(beside: dict[str, Any]) -> None:
+    several, environ = {NAME: "10.0.0.1:1,10.0.0.2:1"}, {"PEGAFLOW_PEER_TOKEN": "t" * 32}
+    with pytest.raises(InvalidArgument, match=rf"{next(iter(beside))} cannot .*{NAME}"):
+        parse_config(beside | several, environ)
+    assert parse_config(beside | {NAME: "10.0.0.1:1,10.0.0.1:2"}, environ).shards == 1
+    assert parse_config({"pegaflow.wait_for_full_prefix": False} | several, environ).shards == 2
+
+
+def start(shards: int, hosts: int = 1, **parallel: int) -> None:
     sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} | parallel
-    extra = {NAME: [f"10.0.0.1:{port}" for port in range(1, shards + 1)]}
+    extra = {NAME: [f"10.0.0.{shard % hosts}:{shard}" for shard in range(1, shards + 1)]}
     PegaKVConnector.get_required_kvcache_layout(
         SimpleNamespace(
             kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
@@ -66,20 +97,25 @@ def start(shards: int, **parallel: int) -> None:
     )
 
 
-def test_equal_shards_of_tensor_parallel_ranks_start() -> None:
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_equal_shards_of_tensor_parallel_ranks_start(hosts: int) -> None:
     for shards, ranks in ((1, 1), (1, 4), (2, 4), (4, 4)):
-        start(shards, tensor_parallel_size=ranks)
+        start(shards, hosts, tensor_parallel_size=ranks)
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize(("shards", "ranks"), [(2, 1), (3, 4), (4, 2)])
-def test_ranks_that_cannot_be_divided_equally_are_refused_before_a_model_is_loaded(shards: int, ranks: int) -> None:
+def test_ranks_that_cannot_be_divided_equally_are_refused_before_a_model_is_loaded(
+    shards: int, ranks: int, hosts: int
+) -> None:
     with pytest.raises(InvalidArgument, match="cannot be divided equally"):
-        start(shards, tensor_parallel_size=ranks)
+        start(shards, hosts, tensor_parallel_size=ranks)
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize(
     "size", ["pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"]
 )
-def test_other_parallelism_is_refused_before_a_model_is_loaded(size: str) -> None:
+def test_other_parallelism_is_refused_before_a_model_is_loaded(size: str, hosts: int) -> None:
     with pytest.raises(InvalidArgument, match="tensor parallelism alone"):
-        start(2, tensor_parallel_size=4, **{size: 2})
+        start(2, hosts, tensor_parallel_size=4, **{size: 2})

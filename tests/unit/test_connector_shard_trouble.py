@@ -1,0 +1,404 @@
+"""Replicas over several hosts when hosts lose blocks, are late, are reset, or have something else than the others."""
+
+from typing import Any
+
+import pytest
+
+from pegaflow.connector import shard_asks, shard_worker
+from pegaflow.connector.metadata import ShardAnswer
+from pegaflow.errors import PoolBusy
+from pegaflow.keys import PRIVATE_MARK, shard_fingerprint
+from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
+from tests.unit.shard_hosts import PROMPT, STEPS_MAX, FakeHosts, hit
+
+BLOCKS = len(PROMPT) // 4
+
+
+def names(hosts: FakeHosts) -> list[bytes]:
+    return [key for pool in hosts.pools for key, _ in pool._namespaces]
+
+
+def keys_of(engine: MiniEngine) -> list[bytes]:
+    request = engine.add(PROMPT)
+    engine.run(STEPS_MAX)
+    return request.block_hashes
+
+
+# -- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_rank_has_names_of_its_own() -> None:
+    hosts, one_pool = FakeHosts(), MiniEngine(ranks=4)
+    hit(hosts.engine())
+    hit(one_pool)
+    assert len(set(names(hosts))) == len(names(hosts)) == 4
+    assert not {key for key, _ in one_pool.pool._namespaces} & set(names(hosts))
+    for pool in hosts.pools:
+        assert {len(space.part_bytes) for space in pool._namespaces.values()} == {1}
+
+
+def test_names_follow_shard_count_part_and_weights() -> None:
+    replica = b"r" * 32
+    made = [
+        shard_fingerprint(replica, 0, 2, 0, ["w"]),
+        shard_fingerprint(replica, 1, 2, 0, ["w"]),
+        shard_fingerprint(replica, 0, 4, 0, ["w"]),
+        shard_fingerprint(replica, 0, 2, 1, ["w"]),
+        shard_fingerprint(replica, 0, 2, 0, ["v"]),
+        shard_fingerprint(b"s" * 32, 0, 2, 0, ["w"]),
+    ]
+    assert len(set(made)) == len(made)
+    assert not any(key.endswith(PRIVATE_MARK) for key in made)
+
+
+@pytest.mark.parametrize(
+    ("replica", "weights"), [(b"r" * 24 + PRIVATE_MARK, [["sampled"]]), (b"r" * 32, [["private", "x"]])]
+)
+def test_a_private_replica_or_host_has_private_names(replica: bytes, weights: Any) -> None:
+    assert shard_fingerprint(replica, 0, 2, 0, weights).endswith(PRIVATE_MARK)
+
+
+def test_replicas_divided_in_other_ways_share_nothing() -> None:
+    hosts = FakeHosts(2)
+    hit(hosts.engine())
+    four = FakeHosts(4)
+    four.pools = [*hosts.pools, *four.pools[:2]]
+    assert hit(four.engine()) == 0
+
+
+def test_what_a_host_with_other_weights_computed_is_not_found_once_it_has_the_right_ones() -> None:
+    hosts = FakeHosts(weights=["new", "old"])
+    engine = hosts.engine()
+    hit(engine)
+    assert hit(engine) == len(PROMPT)
+    hosts.weights = ["new", "new"]
+    repaired = hosts.engine()
+    assert hit(repaired) == 0
+    assert hit(repaired) == len(PROMPT)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_ranks_with_equal_bytes_keep_one_copy_on_each_host(replicas: int) -> None:
+    hosts = FakeHosts()
+    engine = hosts.engine(replicas=replicas)
+    hit(engine)
+    assert hit(engine) == len(PROMPT)
+    assert [hosts.blocks(number) for number in range(2)] == [BLOCKS * (2 // min(replicas, 2))] * 2
+    hosts.assert_nothing_held()
+
+
+def test_a_shard_whose_ranks_are_on_two_hosts_turns_the_cache_off(caplog: pytest.LogCaptureFixture) -> None:
+    hosts = FakeHosts()
+    engine = hosts.engine()
+    engine.workers[1]._host = "elsewhere"
+    engine.store.set_shapes({worker._rank: worker.shape() for worker in engine.workers})
+    assert hit(engine) == 0
+    assert "an endpoint for each host" in caplog.text
+
+
+# -- what hosts have ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("kept", [0, 3, BLOCKS])
+def test_the_host_that_has_least_decides(number: int, kept: int) -> None:
+    hosts = FakeHosts()
+    keys = keys_of(hosts.engine())
+    hosts.evict(number, keep=keys[:kept])
+    engine = hosts.engine()
+    assert hit(engine) == kept * 4
+    # What was missing was computed and saved again, there alone.
+    assert hit(engine) == len(PROMPT)
+    assert [hosts.blocks(each) for each in range(2)] == [2 * BLOCKS] * 2
+    hosts.assert_nothing_held()
+
+
+def test_a_host_that_came_back_with_an_empty_pool_is_filled_again() -> None:
+    hosts = FakeHosts()
+    hit(hosts.engine())
+    hosts.pools[1] = FakeHosts(1).pools[0]
+    engine = hosts.engine()
+    assert hit(engine) == 0
+    assert hit(engine) == len(PROMPT)
+    assert hosts.blocks(0) == hosts.blocks(1) == 2 * BLOCKS
+
+
+@pytest.mark.parametrize("geometry", [SINGLE, HYBRID], ids=["single", "hybrid"])
+def test_what_was_counted_as_a_hit_stays_until_it_is_loaded(geometry: Any) -> None:
+    hosts = FakeHosts()
+    hit(hosts.engine(geometry))
+    engine = hosts.engine(geometry)
+    evicted: list[int] = []
+
+    def evict() -> None:
+        if request.state == "loading" or engine.plans[-1].shards is None or not engine.plans[-1].shards.asks:
+            evicted.extend(hosts.evict(number) for number in range(2))
+
+    request = engine.add(PROMPT)
+    engine.before_workers = evict
+    engine.run(STEPS_MAX)
+    assert request.hit_tokens == geometry.hit_tokens_max(len(PROMPT))
+    assert evicted
+    engine.assert_nothing_held()
+    hosts.assert_nothing_held()
+
+
+def test_a_hit_that_vllm_has_no_room_for_is_held_however_long_it_queues() -> None:
+    hosts = FakeHosts()
+    hit(hosts.engine())
+    engine = hosts.engine(blocks=16)
+    other = engine.add([50] * 44, more=12)
+    while other.state != "running":
+        engine.step()
+    waiting = engine.add(PROMPT)
+    for _ in range(8):
+        engine.step()
+        hosts.evict(1)
+    assert waiting.state == "waiting"
+    engine.abort(other)
+    engine.run(STEPS_MAX)
+    assert waiting.hit_tokens == len(PROMPT)
+    hosts.assert_nothing_held()
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_whose_blocks_are_gone_when_it_loads_reports_a_failed_load(rank: int) -> None:
+    hosts = FakeHosts()
+    hit(hosts.engine())
+    engine = hosts.engine()
+    request = engine.add(PROMPT)
+
+    def lose() -> None:
+        worker: Any = engine.workers[rank]
+        if engine.plans[-1].loads:
+            worker._release(tuple(worker._held))
+
+    engine.before_workers = lose
+    engine.run(STEPS_MAX)
+    assert request.num_tokens == len(PROMPT) + 1
+    assert request.hit_tokens == 0
+    assert engine.recorder.counters["load_failure"] == 1
+    engine.assert_nothing_held()
+    hosts.assert_nothing_held()
+
+
+def test_a_block_that_one_rank_cannot_load_is_not_tried_again() -> None:
+    hosts = FakeHosts()
+    hit(hosts.engine())
+    engine = hosts.engine()
+    hit(engine, [9] * 8)
+    hosts.copiers[-1].failing_loads = {4}
+    assert hit(engine) == 16
+    assert hit(engine) == 16  # the same copier would fail on another index now; the block itself is what is avoided
+    assert engine.recorder.counters["load_failure"] == 1
+
+
+def test_a_block_that_one_rank_did_not_save_is_no_hit() -> None:
+    hosts = FakeHosts()
+    engine = hosts.engine()
+    hit(engine, [9] * 8)
+    engine.add(PROMPT)
+    engine.chunk_tokens = len(PROMPT)
+    for copier in hosts.copiers:
+        copier.held = True
+    while not any(copier.queued for copier in hosts.copiers):
+        engine.step()
+    for _, _, _, refs, _ in hosts.copiers[2].queued.values():
+        refs[4] = 0  # this block's copy goes nowhere
+    for copier in hosts.copiers:
+        copier.held = False
+    engine.run(STEPS_MAX)
+    assert hit(hosts.engine()) == 16
+    hosts.assert_nothing_held()
+
+
+# -- time and bounds ------------------------------------------------------------------------------------------------
+
+
+class Silent:
+    """Keeps back what one rank answers."""
+
+    def __init__(self, engine: MiniEngine, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        worker: Any = engine.workers[rank]
+        take = worker.take_report
+        self.kept: dict[int, ShardAnswer] = {}
+        self.over = False
+
+        def report() -> Any:
+            made = take()
+            if made is not None:
+                self.kept |= made.answers
+                made.answers, self.kept = (self.kept, {}) if self.over else ({}, self.kept)
+            return made
+
+        monkeypatch.setattr(worker, "take_report", report)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_that_does_not_answer_in_time_is_a_miss(
+    rank: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shard_asks, "ANSWER_SECONDS_MAX", 0.05)
+    hosts = FakeHosts()
+    hit(hosts.engine())
+    engine = hosts.engine()
+    silent = Silent(engine, rank, monkeypatch)
+    assert hit(engine) == 0
+    assert hit(engine, PROMPT[:20]) == 0
+    assert engine.recorder.counters["shard_late"] == 2
+    assert caplog.text.count("not all ranks have said") == 1
+    hosts.assert_nothing_held()
+    silent.over = True  # what it says now is for nobody
+    monkeypatch.setattr(shard_asks, "ANSWER_SECONDS_MAX", 60.0)
+    assert hit(engine) == len(PROMPT)
+    hosts.assert_nothing_held()
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_request_that_goes_away_at_any_step_leaves_nothing(steps: int) -> None:
+    hosts = FakeHosts()
+    hit(hosts.engine())
+    engine = hosts.engine()
+    request = engine.add(PROMPT, more=8)
+    for _ in range(steps):
+        engine.step()
+    engine.abort(request)
+    engine.run(STEPS_MAX)
+    engine.assert_nothing_held()
+    hosts.assert_nothing_held()
+
+
+def test_blocks_are_not_held_for_who_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = FakeHosts()
+    hit(hosts.engine())
+    engine = hosts.engine()
+    request = engine.add(PROMPT)
+    engine.step()
+    assert hosts.pools[0].leased() == 2 * BLOCKS
+    request.state = "forgotten"
+    monkeypatch.setattr(shard_asks, "HELD_SECONDS_MAX", 0.0)
+    engine.step()
+    hosts.assert_nothing_held()
+    monkeypatch.undo()
+    request.state = "waiting"
+    engine.run(STEPS_MAX)
+    assert request.hit_tokens == len(PROMPT)
+
+
+def test_more_requests_than_may_be_asked_for_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_asks, "OPEN_MAX", 2)
+    hosts = FakeHosts()
+    prompts = [[family] * 16 for family in range(30, 37)]
+    first = hosts.engine()
+    for prompt in prompts:
+        hit(first, prompt)
+    engine = hosts.engine()
+    requests = [engine.add(prompt) for prompt in prompts]
+    most = 0
+    for _ in range(1_000):
+        engine.step()
+        most = max(most, len(engine.scheduler._shards._by_number))  # type: ignore[union-attr]
+    assert [request.hit_tokens for request in requests] == [16] * len(prompts)
+    assert most == 2
+
+
+def test_no_more_than_a_share_of_a_pool_is_held() -> None:
+    hosts = FakeHosts()
+    hit(hosts.engine())
+    space = next(iter(hosts.pools[1]._namespaces.values()))
+    hosts.pools[1].pool_bytes = shard_worker.HELD_SHARE_MAX * 6 * space.block_bytes
+    engine = hosts.engine()
+    assert hit(engine) == 6 * 4
+    assert hit(engine) == 6 * 4
+    hosts.assert_nothing_held()
+
+
+def test_keys_beyond_the_largest_question_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_asks, "KEYS_MAX", 5)
+    hosts = FakeHosts()
+    hit(hosts.engine())
+    assert hit(hosts.engine()) == 20
+
+
+# -- resets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_reset_reaches_every_host_though_nothing_runs() -> None:
+    hosts = FakeHosts()
+    engine, sibling = hosts.engine(), hosts.engine()
+    hit(engine)
+    assert hit(sibling) == len(PROMPT)
+    assert engine.scheduler.reset()
+    assert engine.scheduler.has_pending_saves()  # so vLLM steps until all have heard
+    engine.run(STEPS_MAX)
+    assert [hosts.blocks(number) for number in range(2)] == [0, 0]
+    assert hit(sibling) == 0
+    assert hit(engine) == 0
+    assert hit(engine) == len(PROMPT)
+    assert hit(sibling) == len(PROMPT)
+    assert engine.scheduler.reset()
+    assert hit(engine) == 0
+    hosts.assert_nothing_held()
+
+
+def test_a_host_that_cannot_be_reset_at_once_is_reset_as_soon_as_it_can() -> None:
+    hosts = FakeHosts()
+    sibling = hosts.engine()
+    hit(sibling)
+    engine = hosts.engine()
+    hosts.busy = [PoolBusy("try again")] * 4
+    assert engine.scheduler.reset()
+    for family in (8, 9):
+        engine.add([family] * 8)
+        engine.run(STEPS_MAX)
+    assert hosts.busy == []
+    assert hit(sibling) == 0
+
+
+@pytest.mark.parametrize("pausing", [False, True])
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_what_was_computed_before_a_reset_never_becomes_visible_after_it(steps: int, pausing: bool) -> None:
+    hosts = FakeHosts()
+    engine = hosts.engine()
+    hit(engine, [9] * 8)
+    for copier in hosts.copiers:
+        copier.held = True
+    engine.add(PROMPT)
+    engine.add([60] * 40)
+    for _ in range(steps):
+        engine.step()
+    engine.scheduler.reset(pausing)
+    for request in list(engine.requests.values()):
+        engine.abort(request)
+    for copier in hosts.copiers:
+        copier.held = False
+    engine.run(STEPS_MAX)
+    private = [slot for pool in hosts.pools for slot in pool.slots.values() if _is_private(pool, slot)]
+    assert not [slot for slot in private if slot.state == "sealed"]
+    assert hit(engine) == 0
+    assert hit(engine) == len(PROMPT)
+    hosts.assert_nothing_held()
+
+
+def _is_private(pool: Any, slot: Any) -> bool:
+    return any(space is slot.namespace and key.endswith(PRIVATE_MARK) for (key, _), space in pool._namespaces.items())
+
+
+def test_a_host_that_missed_new_names_answers_with_nothing_of_the_old_ones() -> None:
+    hosts = FakeHosts()
+    engine = hosts.engine()
+    hit(engine)
+    engine.scheduler.reset()
+    for worker in engine.workers[2:]:
+        worker._pool = None  # type: ignore[attr-defined]
+    hosts.busy = [PoolBusy("try again")] * 100
+    first = engine.add(PROMPT)
+    engine.run(STEPS_MAX)
+    assert len(hosts.busy) < 100
+    hosts.busy = []
+    second, third = engine.add(PROMPT), engine.add(PROMPT)
+    engine.run(STEPS_MAX)
+    assert [first.hit_tokens, second.hit_tokens, third.hit_tokens] == [0, 0, 0]
+    last = engine.add(PROMPT)
+    engine.run(STEPS_MAX)
+    assert last.hit_tokens == len(PROMPT)
