@@ -375,9 +375,8 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
             "PYTHONHASHSEED to the same number in the environment of every vLLM that shares the pool."
         )
     notes = _notes(extra, environ)
-    if config.tp_shard_endpoints:
-        how = "ranks of one host share one pool" if config.shards == 1 else "each rank uses the pool of its own host"
-        notes += (f"{given['tp_shard_endpoints']} divides the ranks, but nobody is asked there: {how}.",)
+    if config.tp_shard_endpoints and config.shards == 1:
+        notes += (f"{given['tp_shard_endpoints']} is checked, but asks nobody: ranks of one host share one pool.",)
     return replace(config, load_timeout_seconds=_load_timeout(environ), notes=notes)
 
 

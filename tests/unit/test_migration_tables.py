@@ -27,7 +27,7 @@ VALUES: dict[str, Any] = {
     "pegaflow.pd_tail_load": True,
     "pegaflow.host": "http://127.0.0.1",
     "pegaflow.port": 50055,
-    "pegaflow.tp_shard_endpoints": ["127.0.0.1:50055", "127.0.0.1:50056"],
+    "pegaflow.tp_shard_endpoints": ["10.0.0.1:50055", "10.0.0.2:50055"],
     "pegaflow.pool_size": "30gb",
     "pegaflow.use_hugepages": True,
     "pegaflow.ssd_cache_path": "/mnt/nvme0",
