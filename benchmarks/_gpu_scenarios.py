@@ -293,8 +293,9 @@ class Scenarios:
         if kind.connector == "ours":
             sums = one.metrics()
             for way in ("load", "save"):
-                took = sums.get(f"vllm:pega_{way}_duration_seconds", 0.0)
-                self._row(kind, f"{way}s: seconds of all ranks", f"{took:.2f} s")
+                moved = sums.get(f"vllm:pega_{'loaded' if way == 'load' else 'saved'}_bytes", 0.0)
+                seconds = sums.get(f"vllm:pega_{way}_moving_us", 0.0) / 1e6
+                self._row(kind, f"{way}s: GB/s of one rank", f"{moved / max(seconds, 1e-9) / GB:.1f}")
             self._row(kind, "page-locked by all ranks", f"{sums.get('vllm:pega_registered_bytes', 0.0) / GB:.1f} GB")
             stored = bytes_in(place)
             tokens = sum(answer["prompt_tokens"] for answer in (*cold, *evictors))

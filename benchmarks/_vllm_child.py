@@ -23,7 +23,7 @@ STREAM_PROMPT_TOKENS = 512
 WARM_UP_PROMPTS = 2
 HOLD_SECONDS_MAX = 600
 TOKEN_ID_MIN = 10
-COUNTED = ("load_blocks", "load_duration_seconds", "save_blocks", "save_duration_seconds", "load_failure")
+COUNTED = ("loaded_bytes", "load_moving_us", "saved_bytes", "save_moving_us", "load_failure")
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,8 @@ def digest(answers: Sequence[Answer]) -> str:
 class Session:
     """An engine and its requests."""
 
-    def __init__(self, engine: Any, sizes: Sizes, kv_bytes_per_token: int, block_tokens: int) -> None:
+    def __init__(self, engine: Any, sizes: Sizes) -> None:
         self._engine, self._sizes = engine, sizes
-        self._block_bytes = kv_bytes_per_token * block_tokens
         self._asked = 0
         self._counted: dict[str, float] = {}
 
@@ -138,7 +137,7 @@ class Session:
         self.copied()
 
     def copied(self) -> dict[str, float]:
-        """What our connector copied since the last call: GB/s by direction, for as long as copies were under way."""
+        """What our connector copied since the last call: GB/s by direction, for as long as bytes were on their way."""
         from vllm.v1.metrics.reader import get_metrics_snapshot
 
         now: dict[str, float] = {}
@@ -151,9 +150,10 @@ class Session:
         self._counted = now
         speeds = {}
         for way in ("load", "save"):
-            seconds = since.get(f"{way}_duration_seconds", 0.0)
-            if seconds:
-                speeds[f"{way} GB/s"] = round(since[f"{way}_blocks"] * self._block_bytes / seconds / 1e9, 1)
+            moving_us = since.get(f"{way}_moving_us", 0.0)
+            if moving_us:
+                moved = "loaded_bytes" if way == "load" else "saved_bytes"
+                speeds[f"{way} GB/s"] = round(since.get(moved, 0.0) / moving_us / 1e3, 1)
         if since.get("load_failure"):
             speeds["failed loads"] = since["load_failure"]
         return speeds
@@ -254,7 +254,7 @@ async def serve(settings: dict[str, Any]) -> dict[str, Any]:
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     started = time.perf_counter()
     answer: dict[str, Any] = {"import_s": round(imported - start, 2), "start_s": round(started - imported, 2)}
-    session = Session(engine, Sizes(**settings["sizes"]), kv_bytes_per_token(engine), settings["engine"]["block_size"])
+    session = Session(engine, Sizes(**settings["sizes"]))
     scenarios: list[str] = settings["scenarios"]
     if scenarios and scenarios[0] != "warm":  # whose first request is what is timed
         await session.warm_up()
@@ -268,17 +268,6 @@ async def serve(settings: dict[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(HOLD_SECONDS_MAX)
     engine.shutdown()
     return answer
-
-
-def kv_bytes_per_token(engine: Any) -> int:
-    """Bytes of KV cache that a token of a plain attention model takes on one rank; 0 if that cannot be told."""
-    try:
-        config = engine.vllm_config
-        model, parallel = config.model_config, config.parallel_config
-        heads = model.get_num_kv_heads(parallel) * model.get_num_layers(parallel)
-        return int(2 * heads * model.get_head_size() * model.dtype.itemsize)
-    except (AttributeError, TypeError):
-        return 0
 
 
 if __name__ == "__main__":

@@ -438,9 +438,9 @@ class CudaCopier:
         threads waited if they needed the driver) and ``problem`` (why there will be no more, or ``None``)."""
 
     def stats(self) -> dict[str, int]:
-        """``bytes_loaded``, ``bytes_saved``, ``bytes_bounced`` (through page-locked buffers), ``pieces_staged``,
-        ``pieces_direct``, ``pieces_kernel``, ``bounce_bytes`` (host memory of these buffers) and ``ring_bytes`` (device
-        memory of the rings)."""
+        """``bytes_loaded``, ``bytes_saved``, ``load_moving_us`` and ``save_moving_us`` (bytes were on their way for so
+        long), ``bytes_bounced`` (through page-locked buffers), ``pieces_staged``, ``pieces_direct``, ``pieces_kernel``,
+        ``bounce_bytes`` (host memory of these buffers) and ``ring_bytes`` (device memory of the rings)."""
 
     def close(self) -> None:
         """Finish what is queued, then stop and give everything back. Idempotent. Raises ``PoolBusy`` if the device does

@@ -35,6 +35,10 @@ COUNTERS = {
     "peer_incomplete": "Requests that went on before all of it was there, or before all had answered.",
     "shard_late": "Requests that went on before the ranks of all hosts had said what is there.",
     "registration_bytes": "Bytes of the pool that were page-locked for devices.",
+    "loaded_bytes": "Bytes that devices got from the pool.",
+    "saved_bytes": "Bytes that the pool got from devices.",
+    "load_moving_us": "Microseconds for which bytes were on their way to devices.",
+    "save_moving_us": "As load_moving_us, from devices; the time for which they were still being computed is left out.",
     "bounced_bytes": "Bytes copied between a device and memory that was not page-locked, with the CPU's help.",
     "hook_errors": "Exceptions that were turned into a miss instead of reaching vLLM.",
 }

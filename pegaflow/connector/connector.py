@@ -18,6 +18,7 @@ from pegaflow.config import PREFIX, ConnectorConfig, parse_config
 from pegaflow.connector import compat, groups
 from pegaflow.connector.copies import Copier, NativeTypes
 from pegaflow.connector.device import DeviceCopier
+from pegaflow.connector.device_report import DeviceReport
 from pegaflow.connector.early import EarlyStart
 from pegaflow.connector.event_maker import KVEventMaker
 from pegaflow.connector.geometry import Geometry
@@ -25,7 +26,6 @@ from pegaflow.connector.guard import Guard
 from pegaflow.connector.identity import ModelIdentity, config_problem, label_of, weights_of
 from pegaflow.connector.layout import LayoutError, common_device, group_layout
 from pegaflow.connector.loads import MISS
-from pegaflow.connector.locking_report import LockingReport
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import Rank, StepPlan, WorkerShape
 from pegaflow.connector.namespaces import Store
@@ -58,7 +58,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         compat.register_wire_types()
         config = _config_of(vllm_config)
         self._recorder = Recorder()
-        self._locking = LockingReport()
+        self._locking = DeviceReport()
         self._guard = Guard(self._recorder, self._turn_off)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None

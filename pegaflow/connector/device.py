@@ -16,6 +16,9 @@ RING_BUFFERS = 3
 RING_UNIT_BYTES = 1 << 16
 """A buffer is a multiple of this."""
 
+MOVED = ("bytes_bounced", "bytes_loaded", "bytes_saved", "load_moving_us", "save_moving_us")
+"""What a copier counts of its copies."""
+
 
 class DeviceCopier:
     """The native copier of one device; every job starts behind what vLLM has queued on its current stream."""
@@ -63,12 +66,13 @@ class DeviceCopier:
         self._copier.set_stepping(stepping)
 
     def progress(self) -> dict[str, int]:
-        """``bytes_registered`` now, ``bytes_total`` page-locked so far, ``bytes_bounced`` for want of it."""
+        """``bytes_registered`` now, ``bytes_total`` page-locked so far, ``bytes_bounced`` for want of it; and the bytes
+        and microseconds of ``CudaCopier.stats`` by direction."""
         progress, stats = self._copier.progress(), self._copier.stats()
         return {
             "bytes_registered": progress["bytes_registered"],
             "bytes_total": progress["bytes_total"],
-            "bytes_bounced": stats["bytes_bounced"],
+            **{name: stats[name] for name in MOVED},
         }
 
     def save(self, part: int, layout: "KVLayout", refs: Sequence[int], block_ids: Sequence[int]) -> int:

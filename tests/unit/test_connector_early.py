@@ -7,8 +7,9 @@ from typing import Any
 from pegaflow.config import ConnectorConfig
 from pegaflow.connector import device, early
 from pegaflow.connector.copies import NativeTypes
+from pegaflow.connector.device import MOVED
+from pegaflow.connector.device_report import DeviceReport
 from pegaflow.connector.early import EarlyStart, likely_namespaces
-from pegaflow.connector.locking_report import LockingReport
 from pegaflow.metrics import Recorder
 from tests.fakes import FakeCopier, FakeLayout, FakePool
 from tests.unit.mini_engine import PART_BYTES, MiniEngine
@@ -53,7 +54,7 @@ class Readying(FakeCopier):
         self.events.append(("stepping", stepping))
 
     def progress(self) -> dict[str, int]:
-        return {"bytes_registered": 5, "bytes_total": 7, "bytes_bounced": 2}
+        return {"bytes_registered": 5, "bytes_total": 7, **dict.fromkeys(MOVED, 2)}
 
     def close(self) -> None:
         self.closed = True
@@ -177,19 +178,27 @@ def test_the_copier_hears_of_steps_of_the_model(monkeypatch: Any) -> None:
 
 
 def test_page_locking_is_counted_as_it_goes_on(monkeypatch: Any) -> None:
-    report, recorder = LockingReport(), Recorder()
+    report, recorder = DeviceReport(), Recorder()
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     report.observe(lambda: None, recorder)
     assert recorder.take() is None
     for total, bounced in ((10, 1), (30, 1)):
         now[0] += 2
-        counted = {"bytes_registered": 8, "bytes_total": total, "bytes_bounced": bounced}
+        moved = {name: bounced * number for number, name in enumerate(MOVED, 1)}
+        counted = {"bytes_registered": 8, "bytes_total": total, **moved}
         report.observe(lambda counted=counted: counted, recorder)  # type: ignore[misc]
-        report.observe(lambda: {"bytes_registered": 0, "bytes_total": 99, "bytes_bounced": 99}, recorder)
+        report.observe(lambda: {"bytes_registered": 0, "bytes_total": 99, **dict.fromkeys(MOVED, 99)}, recorder)
     taken = recorder.take()
     assert taken is not None
-    assert taken["counters"] == {"registration_bytes": 30, "bounced_bytes": 1}
+    assert taken["counters"] == {
+        "registration_bytes": 30,
+        "bounced_bytes": 1,
+        "loaded_bytes": 2,
+        "saved_bytes": 3,
+        "load_moving_us": 4,
+        "save_moving_us": 5,
+    }
     assert taken["gauges"] == {"registered_bytes": 8}
 
 

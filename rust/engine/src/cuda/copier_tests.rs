@@ -300,6 +300,24 @@ fn a_segment_out_of_use_is_unlocked_but_not_under_a_copy() {
 }
 
 #[test]
+fn the_time_of_moving_leaves_out_what_was_waited_for() {
+    let mut random = Random(8);
+    let driver = Arc::new(FakeDriver::new(8));
+    let cache = Cache::new(&driver, &[(4096, 4096)], 64, &mut random);
+    let space = FakeSpace::new(64, 4096, 4096, 64);
+    let copier = copier(&driver, &space, small_options());
+    register_all(&copier, &space);
+    driver.lock().held.insert(FOREIGN_STREAM as usize);
+    let job = copier.save(PART, &cache.layout, refs(0..64), (0..64).collect(), Some(FOREIGN_STREAM)).unwrap();
+    assert!(copier.wait(Duration::from_millis(30)).unwrap().is_empty());
+    assert_eq!(stat(&copier, "save_moving_us"), 0, "the stream has not produced them");
+    driver.lock().held.clear();
+    assert!(only(&copier, job).ok());
+    assert!(stat(&copier, "save_moving_us") > 0);
+    assert_eq!(stat(&copier, "load_moving_us"), 0);
+}
+
+#[test]
 fn saves_keep_to_their_rate_and_loads_do_not_wait_for_them() {
     let mut random = Random(7);
     let driver = Arc::new(FakeDriver::new(7));

@@ -11,6 +11,7 @@ use crate::slot_space::SlotSpace;
 use super::board::Job;
 use super::driver::{Driver, DriverError, DriverResult, Event, Way};
 use super::events::EventPool;
+use super::moving::MovingTime;
 use super::options::CudaOptions;
 use super::plan::{Piece, PieceBlock, packed_stride};
 use super::registration::Registration;
@@ -66,6 +67,7 @@ pub(super) struct Lane {
     staged: Vec<Staged>,
     /// Not before this, lest saves move more bytes than they may.
     paced_until: Option<Instant>,
+    moving: MovingTime,
     query_failed: bool,
 }
 
@@ -79,6 +81,7 @@ impl Lane {
             jobs: VecDeque::new(),
             staged: Vec::new(),
             paced_until: None,
+            moving: MovingTime::default(),
             query_failed: false,
         })
     }
@@ -98,11 +101,35 @@ impl Lane {
     pub(super) fn advance(&mut self, tools: &mut Tools) -> DriverResult<Vec<Job>> {
         self.land_all(tools)?;
         while self.submit(tools)? {}
+        self.note_moving(tools)?;
         let mut over = Vec::new();
         while self.jobs.front().is_some_and(Job::is_over) {
             over.extend(self.jobs.pop_front());
         }
         Ok(over)
+    }
+
+    /// Count the time for which bytes are on their way: pieces were queued, and what they wait for is over.
+    fn note_moving(&mut self, tools: &Tools) -> DriverResult<()> {
+        let first = self.flights.front().map(|flight| flight.job);
+        let job = self.jobs.iter_mut().find(|job| Some(job.id) == first);
+        let moves = match job {
+            Some(job) if !job.after_is_over => {
+                let over = job.after.map_or(Ok(true), |event| tools.driver.query(event));
+                job.after_is_over = match over {
+                    Err(error) if error.is_sticky() => return Err(error),
+                    // It is only counted: the next look asks again.
+                    outcome => outcome.unwrap_or(false),
+                };
+                job.after_is_over
+            }
+            Some(_) => true,
+            None => false,
+        };
+        let tally = &tools.tally;
+        let counter = if self.way == Way::ToHost { &tally.save_moving_us } else { &tally.load_moving_us };
+        Tally::add(counter, self.moving.look(moves, Instant::now()));
+        Ok(())
     }
 
     /// Followed jobs that were handed to the device further than before.

@@ -17,6 +17,7 @@ mod kernel_params;
 mod lane;
 mod library;
 mod locked_segment;
+mod moving;
 mod options;
 mod plan;
 mod registrar;

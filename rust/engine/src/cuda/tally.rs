@@ -7,6 +7,9 @@ use crate::sync::{AtomicU64, Relaxed};
 pub(super) struct Tally {
     pub(super) bytes_loaded: AtomicU64,
     pub(super) bytes_saved: AtomicU64,
+    /// Microseconds for which bytes were on their way.
+    pub(super) load_moving_us: AtomicU64,
+    pub(super) save_moving_us: AtomicU64,
     pub(super) bytes_bounced: AtomicU64,
     pub(super) pieces_staged: AtomicU64,
     pub(super) pieces_direct: AtomicU64,
@@ -25,6 +28,8 @@ impl Tally {
         [
             ("bytes_loaded", &self.bytes_loaded),
             ("bytes_saved", &self.bytes_saved),
+            ("load_moving_us", &self.load_moving_us),
+            ("save_moving_us", &self.save_moving_us),
             ("bytes_bounced", &self.bytes_bounced),
             ("pieces_staged", &self.pieces_staged),
             ("pieces_direct", &self.pieces_direct),

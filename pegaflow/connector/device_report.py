@@ -1,4 +1,4 @@
-"""Page-locking in metrics: how much of the pool is ready for the device, and what it cost that it was not."""
+"""A device's copies in metrics: what they moved and for how long, and how much of the pool is page-locked for them."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,8 +8,18 @@ from pegaflow.metrics import Recorder
 INTERVAL_SECONDS = 1.0
 """Pause between two looks; the numbers change slowly."""
 
+COUNTED = {
+    "registration_bytes": "bytes_total",
+    "bounced_bytes": "bytes_bounced",
+    "loaded_bytes": "bytes_loaded",
+    "saved_bytes": "bytes_saved",
+    "load_moving_us": "load_moving_us",
+    "save_moving_us": "save_moving_us",
+}
+"""Counters of the metrics, and the copier's counts that they follow."""
 
-class LockingReport:
+
+class DeviceReport:
     """Turns what a copier has counted since its start into what happened since the last look."""
 
     def __init__(self) -> None:
@@ -26,6 +36,6 @@ class LockingReport:
         if counted is None:
             return
         recorder.gauge("registered_bytes", counted["bytes_registered"])
-        for key, source in (("registration_bytes", "bytes_total"), ("bounced_bytes", "bytes_bounced")):
+        for key, source in COUNTED.items():
             recorder.count(key, counted[source] - self._counted.get(key, 0))
             self._counted[key] = counted[source]
