@@ -68,7 +68,7 @@ def exporter(listen: str, otlp: str | None, otlp_seconds: float, shm_dir: str) -
 
         from pegaflow.exporter import PoolCollector
     except ImportError:
-        raise click.ClickException("the exporter needs prometheus-client: pip install 'pegaflow[exporter]'") from None
+        raise click.ClickException("the exporter needs prometheus-client: pip install prometheus-client") from None
     registry = CollectorRegistry()
     collector = PoolCollector(shm_dir)
     registry.register(collector)
@@ -97,7 +97,9 @@ def _sending(collector: "PoolCollector", endpoint: str | None, seconds: float) -
     try:
         from pegaflow import otlp
     except ImportError:
-        raise click.ClickException("--otlp needs the OpenTelemetry SDK: pip install 'pegaflow[otlp]'") from None
+        raise click.ClickException(
+            "--otlp needs the OpenTelemetry SDK: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        ) from None
     try:
         provider = otlp.start(collector, endpoint, seconds)
     except ValueError as error:

@@ -124,7 +124,7 @@ def cli(ctx: click.Context) -> None:
       pegaflow replay trace.jsonl     how much a cache of some size would find
       pegaflow peers list HOST:PORT   do other hosts answer; also: peers bench
 
-    Every command has --json for programs. Exit codes: 0 fine, 1 failure or problems found, 2 wrong usage.
+    Every command but exporter has --json for programs. Exit codes: 0 fine, 1 failure or problems found, 2 wrong usage.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
