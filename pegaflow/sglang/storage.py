@@ -232,8 +232,10 @@ class PegaHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
 
     def _open_store(self, name: str, form: str) -> PageStore | None:
         pool, place = self._pools.get(name), self._places.get(name)
+        if self._pool is None or self._copying is None or self._model is None or pool is None:
+            return None
         lengths = [_flat_bytes(pool)] if form == "flat" else place.lengths.tolist() if place is not None else []
-        if self._pool is None or self._copying is None or self._model is None or not lengths or not all(lengths):
+        if not lengths:
             return None
         shared = bool(self._config.is_mla_model) and (name == INDEXER or engine_facts.is_latent(pool))
         alone = is_private(self._model)
@@ -361,9 +363,9 @@ def _start_copying(pool: _native.Pool) -> tuple[Copying, Copying]:
 
 
 def _flat_bytes(pool: Any) -> int:
-    """Bytes of a page as a flat tensor; 0 if the host pool has none."""
+    """Bytes of a page as a flat tensor. Raises ``InvalidArgument``, with the reason, if the host pool has none."""
     try:
         page = pool.get_dummy_flat_data_page()
         return int(page.numel() * page.element_size())
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        return 0
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"the host pool gives no flat page: {error}") from error

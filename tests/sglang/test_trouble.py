@@ -314,3 +314,23 @@ def test_states_come_back_from_an_ssd_without_those_of_the_pages_before(setup: S
     held = in_child(write_through)
     unlink_pool(find_pool("default", setup.shm_dir).path)
     assert in_child(read_back) == ({PoolName.SWA: [True, True]}, held)
+
+
+def test_host_pool_without_flat_pages_is_said_once_and_holds_nothing(setup: Setup) -> None:
+    setup = replace(setup, by_address=False)
+
+    def store_twice() -> list[Any]:
+        class NoFlatPages:
+            def get_dummy_flat_data_page(self) -> None:
+                raise RuntimeError("memory that cannot be page-locked")
+
+        with engine(setup) as (storage, pool):
+            storage.register_mem_pool_host(NoFlatPages())
+            page = pool.get_data_page(0)
+            stored = [storage.batch_set(HASHES[:1], [page.clone()]) for _ in range(2)]
+            return [*stored, storage.batch_exists(HASHES)]
+
+    outcome, lines = in_child(logged, store_twice)
+    assert outcome == [False, False, 0]
+    said = [line for line in lines if "memory that cannot be page-locked" in line]
+    assert len(said) == len(set(said)) >= 1
