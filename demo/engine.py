@@ -27,6 +27,9 @@ ENVIRONMENT = {
 }
 """One seed for all engines, so that all versions of vLLM name the same block by the same hash."""
 
+COMPUTING = sorted(os.sched_getaffinity(0))
+"""Which cores compute, in all engines alike: left to itself vLLM takes others once a connector is set."""
+
 
 class EngineError(Exception):
     """The engine did not start or did not answer."""
@@ -58,7 +61,8 @@ class Engine:
         ``environment``: what they have besides."""
         self.name = name
         self.log = logs / f"{name}.log"
-        whole = os.environ | ENVIRONMENT | dict(environment or {})
+        cores = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, COMPUTING))}
+        whole = os.environ | ENVIRONMENT | cores | dict(environment or {})
         if Path(settings["model"]).is_dir():
             whole["HF_HUB_OFFLINE"] = "1"
         with self.log.open("wb") as log:
