@@ -58,7 +58,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python test-sglang crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test rdma-guest soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers examples manifests model check lock wheel wheel-test clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python test-sglang crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test rdma-guest soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers examples metrics manifests model check lock wheel wheel-test clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -211,6 +211,9 @@ bench-compare: $(STAMPS)/requirements  ## What changed beyond the noise: make be
 
 examples: $(STAMPS)/native build/vllm-router/$(ROUTER)  ## Run the examples on real vLLM with a tiny model: a shared pool, prefill and decode behind vLLM's router
 	$(BIN)/python -m tools.try_examples --router build/vllm-router/$(ROUTER)
+
+metrics: $(STAMPS)/native  ## Scrape a real vLLM server and the exporter: every name is there once, and says what has happened
+	$(BIN)/python -m tools.try_metrics
 
 build/vllm-router/%: | $(STAMPS)/requirements
 	@mkdir -p build/vllm-router

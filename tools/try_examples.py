@@ -138,12 +138,7 @@ def main() -> int:
     parser.add_argument("--router", type=Path, help="folder with vllm-router")
     chosen = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="pegaflow-examples-"))
-    commands = shims(folder / "bin", chosen.router)
-    os.environ |= {
-        "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    use_commands(shims(folder / "bin", chosen.router))
     model = make_model(folder / "model")
     common = {"MODEL": str(model), "POOL": POOL, "POOL_SIZE": "256mb"}
     first, second = PORT + 1, PORT + 2
@@ -159,7 +154,7 @@ def main() -> int:
         )
     finally:
         for pool in (POOL, f"{POOL}-shared"):
-            subprocess.run([sys.executable, "-c", REMOVE, pool], check=False, cwd=ROOT)
+            remove(pool)
     prompt_tokens = len(PROMPTS[0].split())
     full_blocks = prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS
     checks = {
@@ -175,6 +170,20 @@ def main() -> int:
     if all(checks.values()):
         shutil.rmtree(folder)
     return 0 if all(checks.values()) else 1
+
+
+def remove(pool: str) -> None:
+    """Remove a pool if it is there."""
+    subprocess.run([sys.executable, "-c", REMOVE, pool], check=False, cwd=ROOT)
+
+
+def use_commands(folder: Path) -> None:
+    """Have the examples find the commands of a folder, and little memory for vLLM."""
+    os.environ |= {
+        "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
 
 
 def shims(folder: Path, router: Path | None) -> Path:
