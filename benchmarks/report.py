@@ -10,6 +10,7 @@ import ast
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -25,6 +26,8 @@ NO_BENCHMARKS = ("report", "compare")
 SECONDS_MAX = 3600.0
 """Of one run of one benchmark, which all end by themselves long before."""
 
+FIELDS = {"name", "value", "unit", "reference", "reference_value"}
+"""Of a measure."""
 
 BRACKETS = "Brackets: 95 % of what a median may be; or as far as repetitions lie apart, on either side of theirs."
 
@@ -52,21 +55,28 @@ def run_once(name: str) -> list[dict[str, Any]]:
     """What one run of a benchmark writes. Its output goes through."""
     path = RESULTS_DIR / f"{name}.json"
     before = path.stat().st_mtime_ns if path.exists() else None
-    deadline, last = time.monotonic() + SECONDS_MAX, ""
+    began, last = time.monotonic(), ""
     command = [sys.executable, "-m", f"benchmarks.{name}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as program:
         assert program.stdout is not None
-        for line in program.stdout:
-            print(line, end="", flush=True)
-            last = line.strip() or last
-            if time.monotonic() > deadline:
-                program.kill()
-                raise Nothing(f"It was stopped after {SECONDS_MAX:.0f} s.", failed=True)
+        # One that hangs says nothing either.
+        watch = threading.Timer(SECONDS_MAX, program.kill)
+        watch.start()
+        try:
+            for line in program.stdout:
+                print(line, end="", flush=True)
+                last = line.strip() or last
+        finally:
+            watch.cancel()
+    if time.monotonic() - began > SECONDS_MAX:
+        raise Nothing(f"It was stopped after {SECONDS_MAX:.0f} s.", failed=True)
     if program.returncode != 0:
         raise Nothing(f"It ended with {program.returncode}: {last}", failed=True)
     if not path.exists() or path.stat().st_mtime_ns == before:
         raise Nothing(last, failed=False)
     rows: list[dict[str, Any]] = json.loads(path.read_text())
+    if any(not row.keys() >= FIELDS for row in rows):
+        raise Nothing(f"It has a table of its own: {path}.", failed=False)
     return rows
 
 
@@ -92,10 +102,8 @@ def markdown(report: dict[str, Any]) -> str:
     """The report to read. The winner of each comparison is bold."""
     lines = ["# Benchmarks", "", "| machine | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in report["machine"].items()]
-    lines += [
-        "",
-        BRACKETS,
-    ]
+    minutes = sum(part["seconds"] for part in report["benchmarks"].values()) / 60
+    lines += ["", f"{len(report['benchmarks'])} benchmarks took {minutes:.0f} minutes in all.", "", BRACKETS]
     for name, part in report["benchmarks"].items():
         lines += ["", f"## {name}", "", part["question"], ""]
         lines.append(

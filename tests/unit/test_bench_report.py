@@ -142,6 +142,22 @@ def test_a_benchmark_that_fails_is_in_the_report_and_the_others_run(
     assert len(written["benchmarks"]["working"]["measures"]) == 1
 
 
+def test_a_benchmark_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch, programs: Path) -> None:
+    monkeypatch.setattr(report, "SECONDS_MAX", 0.5)
+    benchmark(programs, "hanging", "import signal; signal.pause()")
+    code, written, text = run(monkeypatch)
+    assert (code, written["benchmarks"]["hanging"]["failed"]) == (1, True)
+    assert "It was stopped after" in text
+
+
+def test_a_benchmark_whose_table_has_no_measures_is_named(monkeypatch: pytest.MonkeyPatch, programs: Path) -> None:
+    table = json.dumps([{"scenario": "sharing", "value": "failed"}])
+    benchmark(programs, "other", f"open('build/bench/other.json', 'w').write({table!r})")
+    code, written, text = run(monkeypatch)
+    assert (code, written["benchmarks"]["other"]["failed"]) == (0, False)
+    assert "It has a table of its own: " in text
+
+
 def test_benchmarks_that_are_not_named_keep_their_part(monkeypatch: pytest.MonkeyPatch, programs: Path) -> None:
     for name in ("one", "two"):
         benchmark(programs, name)
