@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_base
@@ -273,8 +273,9 @@ def ended_in_error(request: Any) -> bool:
 
 def scheduled_requests(
     scheduler_output: Any, table: RequestTable
-) -> Iterator[tuple[RequestState, Callable[[], Sequence[Sequence[int]] | None], int]]:
-    """``(state, function for its block table by group, tokens computed after this step)`` of each request in a step.
+) -> Iterator[tuple[RequestState, Callable[[RequestState], Sequence[Sequence[int]] | None], int]]:
+    """``(state, function of it for its block table by group, tokens computed after this step)`` of each request in a
+    step.
 
     Tables are long and few requests fill a block in a step, so tables are only made for those. Tokens include drafts
     and placeholders, which may be taken back: ``request.num_tokens`` does not count them.
@@ -283,16 +284,19 @@ def scheduled_requests(
     snapshots = getattr(block_state, "boundary_state_offloads", None) or {}
     if block_state is None:
         _follow_tables(scheduler_output, table)
+
+    def tables(state: RequestState) -> Sequence[Sequence[int]] | None:
+        found: Sequence[Sequence[int]] | None = state.tables
+        if block_state is not None:
+            found = block_state.get_block_ids(state.request.request_id)
+        return found
+
     for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
         state = table.get(request_id)
         if state is None or state.left_alone:
             continue
-        request = state.request
-        tables = partial(getattr, state, "tables")
-        if block_state is not None:
-            tables = partial(block_state.get_block_ids, request_id)
-        state.snapshots = snapshots.get(request_id, ())
-        yield state, tables, int(request.num_computed_tokens) + int(scheduled)
+        state.snapshots = snapshots.get(request_id, ()) if snapshots else ()
+        yield state, tables, state.request.num_computed_tokens + scheduled
 
 
 def _follow_tables(scheduler_output: Any, table: RequestTable) -> None:

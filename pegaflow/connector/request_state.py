@@ -78,6 +78,8 @@ class RequestState:
     also counts what another connector has promised to load and may not have loaded yet."""
     saved_blocks: dict[int, int] = field(default_factory=dict)
     """By group: blocks before this one are in the pool, on their way there, or given up."""
+    nothing_before: int = 0
+    """Until so many tokens are computed, there is nothing to save that was not looked at yet."""
     tail: Tail | None = None
     """The part of the prompt behind its last full block, once ``tail_known``."""
     tail_known: bool = False
@@ -123,6 +125,12 @@ class RequestState:
             return hashes
         self._adapter_keys.extend(map(self.key_of, hashes[len(self._adapter_keys) :]))
         return self._adapter_keys
+
+    def look_again(self) -> None:
+        """What was in the pool, or on its way there, is not to be relied on any more."""
+        self.saved_blocks.clear()
+        self.tail_looked_at = False
+        self.nothing_before = 0
 
     def key_of(self, block_hash: bytes) -> bytes:
         """Key of a block of this request that vLLM's hash function gives ``block_hash``."""

@@ -116,18 +116,19 @@ class Saves:
         return frees_soon(oldest) and any(block.ref_cnt == 1 for job in self._jobs.values() for block in job.pins)
 
     def has_more(self, state: RequestState, computed_tokens: int) -> bool:
-        """Whether some block is full that was not looked at yet, and may be pinned. Costs next to nothing, for every
-        request and step."""
+        """Whether some block is full that was not looked at yet, and may be pinned. If none is, notes in the state when
+        one may be."""
         if not self._pins.room:
             return False
         if state.snapshots or self._tails.to_save(state, computed_tokens) is not None:
             return True
-        saved = state.saved_blocks
-        return any(
-            (computed_tokens - group.lag_tokens) // group.block_tokens > saved.get(group.index, 0)
-            for group in self._geometry.groups
-            if group.kind is not GroupKind.STATE
-        )
+        saved, nothing_before = state.saved_blocks, self._tails.nothing_before(state, computed_tokens)
+        for group in self._geometry.groups:
+            if group.kind is not GroupKind.STATE:
+                full = (saved.get(group.index, 0) + 1) * group.block_tokens + group.lag_tokens
+                nothing_before = min(nothing_before, full)
+        state.nothing_before = nothing_before
+        return computed_tokens >= nothing_before
 
     def plan(
         self, state: RequestState, tables: Tables, computed_tokens: int, snapshots: Sequence[Snapshot] = ()
@@ -169,6 +170,7 @@ class Saves:
             pinned = self._pins.pin([block_id for _, _, ids in blocks for block_id in ids])
         except BaseException:
             state.saved_blocks, state.tail_looked_at = looked_at
+            state.nothing_before = 0
             self._abort([ref for _, refs, _ in blocks for ref in refs])
             raise
         job_id = next(self._ids)
@@ -187,7 +189,7 @@ class Saves:
 
     def plan_late(self, state: RequestState, tables: Tables, computed_tokens: int) -> None:
         """Like ``plan`` for a request that ends now: its blocks go out with the next step."""
-        job = self.plan(state, tables, computed_tokens)
+        job = self.plan(state, tables, computed_tokens) if self.has_more(state, computed_tokens) else None
         if job is not None:
             self._late.append(job)
 

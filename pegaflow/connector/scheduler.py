@@ -46,9 +46,9 @@ NO_TAILS = (
     "drafter."
 )
 
-Scheduled = Iterable[tuple[RequestState, Callable[[], Sequence[Sequence[int]] | None], int]]
-"""``(state, function for its block table by group, tokens computed after the step)`` of the requests in a step. The
-tokens may include some that vLLM takes back."""
+Scheduled = Iterable[tuple[RequestState, Callable[[RequestState], Sequence[Sequence[int]] | None], int]]
+"""``(state, function of it for its block table by group, tokens computed after the step)`` of the requests in a step.
+The tokens may include some that vLLM takes back."""
 
 
 class SchedulerHalf:
@@ -267,8 +267,7 @@ class SchedulerHalf:
             self._loads.stop_waiting()
             return idle
         for state in self.table:
-            state.saved_blocks.clear()
-            state.tail_looked_at = False
+            state.look_again()
             # Requests that are under way hold old blocks and would save them again.
             if int(getattr(state.request, "num_computed_tokens", 0)) > 0:
                 state.bypass = True
@@ -310,10 +309,12 @@ class SchedulerHalf:
     def _plan_saves(self, scheduled: Scheduled, saves: list[SaveJob]) -> None:
         for state, find_tables, tokens_after in scheduled:
             state.computed_seen = tokens_after
+            if tokens_after < state.nothing_before and not state.snapshots:
+                continue  # most of the requests in most steps, and there may be hundreds
             computed_tokens = min(tokens_after, int(state.request.num_tokens))
             if state.phase is not Phase.QUEUED or not self._saves.has_more(state, computed_tokens):
                 continue
-            tables = find_tables()
+            tables = find_tables(state)
             select = self._select
             job = self._saves.plan(state, select(tables), computed_tokens, state.snapshots) if tables else None
             if job is not None:

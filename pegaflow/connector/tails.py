@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 TAIL_TOKENS_MIN = 2
 """Shorter tails save nothing: vLLM computes the last token of a prompt in any case."""
 
+NEVER = 1 << 62
+"""Tokens that no request has."""
+
 HashTokens = Callable[[Any, int, int, bytes | None], bytes]
 """vLLM's hash of a request's tokens ``start <= token < stop``, given the hash of what is before them."""
 
@@ -53,6 +56,12 @@ class Tails:
         if not self._save or state.tail_looked_at or computed_tokens < int(state.request.num_prompt_tokens):
             return None
         return self._of(state)
+
+    def nothing_before(self, state: "RequestState", computed_tokens: int) -> int:
+        """Given that there is no tail to save after ``computed_tokens``: after how many there may be one."""
+        prompt_tokens = int(state.request.num_prompt_tokens)
+        waits = self._save and not state.tail_looked_at and computed_tokens < prompt_tokens
+        return prompt_tokens if waits else NEVER
 
     def to_load(self, state: "RequestState") -> Tail | None:
         """The request's tail, as long as the sequence has not filled the block."""

@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -295,7 +294,7 @@ class MiniEngine:
         states = [(self.scheduler.table.get(r.request_id), r.tables, after) for r, after in step]
         plan = self.scheduler.plan(
             lambda: [
-                (self._with_snapshots(state, tables, after), partial(list, tables), after)
+                (self._with_snapshots(state, tables, after), lambda _, tables=tables: list(tables), after)
                 for state, tables, after in states
                 if state and not state.left_alone
             ],

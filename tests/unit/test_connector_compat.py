@@ -164,7 +164,9 @@ def test_tables_come_from_vllm_where_it_hands_them_out() -> None:
     table.ensure(request("a", 10, 100))
     state = SimpleNamespace(get_block_ids=lambda name: ([4, 5],) if name == "a" else None)
     step = output(num_scheduled_tokens={"a": 20, "unknown": 1}, kv_connector_block_state=state)
-    assert [(tables(), after) for _, tables, after in compat.scheduled_requests(step, table)] == [(([4, 5],), 30)]
+    assert [(tables(state), after) for state, tables, after in compat.scheduled_requests(step, table)] == [
+        (([4, 5],), 30)
+    ]
 
 
 def test_tokens_after_a_step_include_drafts() -> None:
@@ -181,15 +183,15 @@ def test_tables_of_older_vllm_are_put_together_from_increments() -> None:
     first = output(
         scheduled_new_reqs=[SimpleNamespace(req_id="a", block_ids=([1, 2],))], num_scheduled_tokens={"a": 50}
     )
-    assert [tables() for _, tables, _ in compat.scheduled_requests(first, table)] == [([1, 2],)]
+    assert [tables(state) for state, tables, _ in compat.scheduled_requests(first, table)] == [([1, 2],)]
 
     def later(ids: Any, resumed: set[str]) -> Any:
         cached = SimpleNamespace(req_ids=["a"], new_block_ids=[ids], resumed_req_ids=resumed)
         return output(scheduled_cached_reqs=cached, num_scheduled_tokens={"a": 1})
 
-    assert [t() for _, t, _ in compat.scheduled_requests(later(([3],), set()), table)] == [([1, 2, 3],)]
-    assert [t() for _, t, _ in compat.scheduled_requests(later(None, set()), table)] == [([1, 2, 3],)]
-    assert [t() for _, t, _ in compat.scheduled_requests(later(([7],), {"a"}), table)] == [([7],)]
+    assert [t(s) for s, t, _ in compat.scheduled_requests(later(([3],), set()), table)] == [([1, 2, 3],)]
+    assert [t(s) for s, t, _ in compat.scheduled_requests(later(None, set()), table)] == [([1, 2, 3],)]
+    assert [t(s) for s, t, _ in compat.scheduled_requests(later(([7],), {"a"}), table)] == [([7],)]
 
 
 def test_cache_that_is_no_tensor_is_refused() -> None:

@@ -2,16 +2,15 @@
 
 import time
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import pytest
 
-from pegaflow.connector.geometry import Geometry
+from pegaflow.connector.geometry import Geometry, GroupKind
 from pegaflow.connector.metadata import SaveOutcome
 from pegaflow.connector.saves import _Job
-from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine, MiniRequest, full_group
+from tests.unit.mini_engine import EVERY_KIND, HYBRID, SINGLE, MiniEngine, MiniRequest, full_group
 from tests.unit.test_connector_requests import PROMPT, saved_blocks, warm
 
 
@@ -35,7 +34,7 @@ def promised_elsewhere(engine: MiniEngine) -> MiniRequest:
 def plan_one(engine: MiniEngine, request: MiniRequest, tokens_after: int) -> Any:
     state = engine.scheduler.table.get(request.request_id)
     assert state is not None
-    return engine.scheduler.plan(lambda: [(state, partial(list, request.tables), tokens_after)], True)
+    return engine.scheduler.plan(lambda: [(state, lambda _: list(request.tables), tokens_after)], True)
 
 
 def test_blocks_that_another_connector_has_not_filled_are_not_saved_at_an_abort() -> None:
@@ -311,3 +310,30 @@ def test_save_that_ended_while_nobody_stepped_is_not_given_up(monkeypatch: pytes
     assert engine.pool.quarantined == []
     assert visible(engine, request) == 3
     engine.assert_nothing_held()
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("tails", [False, True])
+def test_a_request_is_looked_at_in_each_step_in_which_a_block_may_be_full_and_in_no_other(
+    kind: str, tails: bool
+) -> None:
+    engine = MiniEngine(EVERY_KIND[kind], blocks=256, pd_tail_save=tails)
+    saves, request = engine.scheduler._saves, engine.add(list(range(30)))
+    state = engine.scheduler.table.get(request.request_id)
+    assert state is not None
+    groups = [group for group in engine.geometry.groups if group.kind is not GroupKind.STATE]
+    looked_at = []
+    for computed in [*range(1, 45), *range(20, 60), *range(30), 59]:
+        if computed == 59:
+            state.look_again()
+        full = {group.index: (computed - group.lag_tokens) // group.block_tokens for group in groups}
+        tail = tails and saves._tails.to_save(state, computed) is not None
+        due = tail or any(count > state.saved_blocks.get(index, 0) for index, count in full.items())
+        found = computed >= state.nothing_before and saves.has_more(state, computed)
+        assert found == due, computed
+        if due:
+            looked_at.append(computed)
+            state.saved_blocks.update(full)
+            state.tail_looked_at = state.tail_looked_at or tail
+    assert len(looked_at) > 5
+    assert looked_at[-1] == 59
