@@ -212,6 +212,18 @@ def test_a_block_that_one_rank_did_not_save_is_no_hit() -> None:
     hosts.assert_nothing_held()
 
 
+def test_a_block_that_one_rank_has_no_room_for_is_freed_by_all() -> None:
+    hosts = FakeHosts()
+    hosts.pools[1].slots_max = 12
+    engine = hosts.engine()
+    engine.chunk_tokens = len(PROMPT)
+    hit(engine)
+    assert engine.recorder.counters["save_failure"] == 1
+    assert [hosts.blocks(number) for number in range(2)] == [4, 4]
+    hosts.assert_nothing_held()
+    assert hit(engine) == 2 * 4
+
+
 # -- time and bounds ------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +277,31 @@ def test_a_request_that_goes_away_at_any_step_leaves_nothing(steps: int) -> None
     engine.abort(request)
     engine.run(STEPS_MAX)
     engine.assert_nothing_held()
+    hosts.assert_nothing_held()
+
+
+def test_a_request_that_goes_away_before_anybody_was_asked_is_not_asked_for() -> None:
+    hosts = FakeHosts()
+    hit(hosts.engine())
+    engine = hosts.engine()
+    request = engine.add(PROMPT)
+    assert engine.scheduler.match(request, 0, False) == (None, False)
+    engine.abort(request)
+    engine.step()
+    assert engine.plans[-1].shards is None
+    hosts.assert_nothing_held()
+
+
+def test_what_was_asked_under_other_names_is_asked_again() -> None:
+    hosts = FakeHosts()
+    hit(hosts.engine())
+    engine = hosts.engine()
+    request = engine.add(PROMPT)
+    engine.step()
+    engine.pool.names += 1
+    engine.run(STEPS_MAX)
+    assert request.hit_tokens == len(PROMPT)
+    assert sum(len(plan.shards.asks) for plan in engine.plans if plan.shards is not None) == 2
     hosts.assert_nothing_held()
 
 
@@ -355,33 +392,59 @@ def test_a_host_that_cannot_be_reset_at_once_is_reset_as_soon_as_it_can() -> Non
     assert hit(sibling) == 0
 
 
+@pytest.mark.parametrize("resets", [0, 1])
 @pytest.mark.parametrize("pausing", [False, True])
-@pytest.mark.parametrize("steps", range(1, 6))
-def test_what_was_computed_before_a_reset_never_becomes_visible_after_it(steps: int, pausing: bool) -> None:
+@pytest.mark.parametrize("ends", ["before", "after"])
+@pytest.mark.parametrize("steps", range(2, 7))
+def test_what_was_computed_before_a_reset_never_becomes_visible_after_it(
+    steps: int, ends: str, pausing: bool, resets: int
+) -> None:
     hosts = FakeHosts()
     engine = hosts.engine()
-    hit(engine, [9] * 8)
+    for _ in range(resets):
+        engine.scheduler.reset()
+    engine.add([9] * 8)
+    engine.run(STEPS_MAX)
     for copier in hosts.copiers:
         copier.held = True
     engine.add(PROMPT)
     engine.add([60] * 40)
     for _ in range(steps):
         engine.step()
-    engine.scheduler.reset(pausing)
-    for request in list(engine.requests.values()):
-        engine.abort(request)
+    for when in ("before", "after"):
+        for request in list(engine.requests.values()) if when == ends else ():
+            engine.abort(request)  # what is full then is saved with the next step
+        if when == "before":
+            engine.scheduler.reset(pausing)
     for copier in hosts.copiers:
         copier.held = False
     engine.run(STEPS_MAX)
-    private = [slot for pool in hosts.pools for slot in pool.slots.values() if _is_private(pool, slot)]
-    assert not [slot for slot in private if slot.state == "sealed"]
+    assert visible_in_private(hosts) == 0
     assert hit(engine) == 0
     assert hit(engine) == len(PROMPT)
     hosts.assert_nothing_held()
 
 
-def _is_private(pool: Any, slot: Any) -> bool:
-    return any(space is slot.namespace and key.endswith(PRIVATE_MARK) for (key, _), space in pool._namespaces.items())
+def visible_in_private(hosts: FakeHosts) -> int:
+    return sum(
+        key.endswith(PRIVATE_MARK) and space is slot.namespace and slot.state == "sealed" and slot.epoch == space.epoch
+        for pool in hosts.pools
+        for slot in pool.slots.values()
+        for (key, _), space in pool._namespaces.items()
+    )
+
+
+def test_an_engine_that_only_saves_does_so_again_after_a_reset() -> None:
+    hosts = FakeHosts()
+    engine = hosts.engine(HYBRID, mode="save_only")
+    engine.scheduler.reset()
+    hit(engine)
+    saved = visible_in_private(hosts)
+    assert saved > 4 * BLOCKS
+    engine.scheduler.reset()
+    hit(engine)
+    assert visible_in_private(hosts) == saved
+    hosts.assert_nothing_held()
 
 
 def test_a_host_that_missed_new_names_answers_with_nothing_of_the_old_ones() -> None:
