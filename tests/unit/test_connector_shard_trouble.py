@@ -6,6 +6,7 @@ import pytest
 
 from pegaflow.connector import shard_asks, shard_worker
 from pegaflow.connector.metadata import ShardAnswer
+from pegaflow.connector.shard_pool import ShardPool
 from pegaflow.errors import PoolBusy
 from pegaflow.keys import PRIVATE_MARK, shard_fingerprint
 from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
@@ -432,6 +433,24 @@ def visible_in_private(hosts: FakeHosts) -> int:
         for slot in pool.slots.values()
         for (key, _), space in pool._namespaces.items()
     )
+
+
+@pytest.mark.parametrize("change", ["nothing", "reset", "another name"])
+def test_what_was_reserved_before_names_changed_is_freed_instead(change: str) -> None:
+    pool = ShardPool()
+    space = pool.namespace(b"a" * 32, 0, [48])
+    [(_, ref)] = space.reserve([b"key"], parents=[None])
+    if change == "reset":
+        space.reset()
+    elif change == "another name":
+        pool.namespace(b"b" * 32, 0, [48])
+    kept = change == "nothing"
+    assert pool.publish([ref]) == int(kept)
+    orders = pool.take_orders([], [])
+    assert orders is not None
+    assert (orders.published, orders.aborted) == (((ref,), ()) if kept else ((), (ref,)))
+    assert space.contains([b"key"])[0] == kept
+    assert pool.take_orders([], []) is None
 
 
 def test_an_engine_that_only_saves_does_so_again_after_a_reset() -> None:
