@@ -27,7 +27,7 @@ class _Reserved:
 class ShardPool:
     """Stands for ``Pool``."""
 
-    name, shm_dir, path = "", "", "each host"
+    name, shm_dir, path = "of its own", "", "each host"
     pool_bytes = 0
 
     def __init__(self) -> None:

@@ -27,6 +27,7 @@ from pegaflow.connector.metadata import (
     StepPlan,
 )
 from pegaflow.connector.worker import WorkerHalf
+from pegaflow.errors import PegaFlowError, PoolBusy
 from pegaflow.keys import shard_fingerprint
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class ShardWorkerHalf(WorkerHalf):
             run(f"having blocks {verb}", None, partial(self._end, verb, getattr(orders, verb)))
         run("releasing blocks", None, partial(self._release, orders.released))
         self._resets += orders.resets
-        run("following the names of blocks", None, partial(self._follow_names, plan.pool or self._replica))
+        run("following the names of blocks", None, partial(self._take_names, plan.pool or self._replica))
         for ask in orders.asks:
             nothing = ShardAnswer(1, tuple(bytes(len(keys)) for _, _, keys, _ in ask.groups))
             self._answers[ask.number] = run("looking for blocks", nothing, partial(self._answer, ask))
@@ -139,6 +140,16 @@ class ShardWorkerHalf(WorkerHalf):
         saves = [replace(job, blocks=self._to_save(job.job_id, job.blocks, orders.slots)) for job in plan.saves]
         self._plan_here = replace(plan, pool=self._own, loads=tuple(loads), saves=tuple(saves))
         return self._plan_here
+
+    def _take_names(self, replica: PoolAddress | None) -> None:
+        """As ``_follow_names``. A pool that is busy is tried again with the next plan; any other error is for good."""
+        try:
+            self._follow_names(replica)
+        except PoolBusy:
+            raise
+        except PegaFlowError as error:
+            self.refuse(f"a worker cannot use the pool of its host: {error}")
+            logger.error("PegaFlow: %s", self._problem)
 
     def _follow_names(self, replica: PoolAddress | None) -> None:
         """Open the pool of this host and this rank's names in it; first of all forget those of before."""

@@ -7,7 +7,7 @@ import pytest
 from pegaflow.connector import shard_asks, shard_worker
 from pegaflow.connector.metadata import ShardAnswer
 from pegaflow.connector.shard_pool import ShardPool
-from pegaflow.errors import PoolBusy
+from pegaflow.errors import PoolBusy, ShmFull
 from pegaflow.keys import PRIVATE_MARK, shard_fingerprint
 from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
 from tests.unit.shard_hosts import PROMPT, STEPS_MAX, FakeHosts, hit
@@ -433,6 +433,17 @@ def visible_in_private(hosts: FakeHosts) -> int:
         for slot in pool.slots.values()
         for (key, _), space in pool._namespaces.items()
     )
+
+
+def test_a_host_that_can_have_no_pool_turns_the_cache_off(caplog: pytest.LogCaptureFixture) -> None:
+    hosts = FakeHosts()
+    engine = hosts.engine()
+    hosts.busy = [ShmFull("no space is left")]
+    assert hit(engine) == 0
+    assert hit(engine) == 0
+    assert engine.store.off == "a worker cannot use the pool of its host: no space is left"
+    assert caplog.text.count("no space is left") == 2  # by the rank, and by the scheduler
+    hosts.assert_nothing_held()
 
 
 @pytest.mark.parametrize("change", ["nothing", "reset", "another name"])
