@@ -12,11 +12,13 @@ import vllm
 
 from pegaflow.connector import compat
 from tests.storm import world
-from tests.storm.plan import Plan, draw
+from tests.storm.plan import Plan, draw, over_hosts
 from tests.storm.shrink import shrink
 
 WORLD_REQUESTS = 60
 REPORT_SECONDS = 60.0
+OVER_HOSTS = 4
+"""In one world of so many, engines have their ranks on several hosts."""
 
 
 def main() -> None:
@@ -42,6 +44,7 @@ def storm(requests: int, seed: int) -> int:
     started = reported = time.monotonic()
     while counts["requests"] < requests:
         plan = draw(seed, WORLD_REQUESTS, compat.features().failed_requests and compat.features().block_state)
+        plan = over_hosts(plan) if seed % OVER_HOSTS == 0 else plan
         try:
             counts += tally(world.run(plan))
         except Exception as error:

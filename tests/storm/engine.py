@@ -15,6 +15,7 @@ from vllm.v1.request import RequestStatus
 
 from pegaflow.connector import PegaKVConnector, compat
 from pegaflow.connector.guard import MustStop
+from pegaflow.connector.shard_worker import ShardWorkerHalf
 from tests.storm import vllm_objects
 from tests.storm.copier import Layout, StormCopier, Tally
 from tests.storm.plan import ADAPTERS, EnginePlan, RequestPlan
@@ -104,6 +105,9 @@ class Engine:
             assert time.monotonic() < deadline, "adapters were never sampled"
             time.sleep(0.001)
         adapters._look = lambda adapter: None
+        for runner in self.runners:
+            if isinstance(runner.connector._worker, ShardWorkerHalf):
+                runner.connector._worker._sampling.join()
 
     # -- from outside -------------------------------------------------------------------------------------------------
 

@@ -160,6 +160,19 @@ def draw(seed: int, requests: int, hybrid: bool = True) -> Plan:
     return Plan(seed, least * dice.choice((1, 2, 4, 16)), engines, tuple(asked), events)
 
 
+def over_hosts(plan: Plan) -> Plan:
+    """The same world, in which the two ranks of each engine are on hosts of their own. (They meet in one pool all the
+    same: names keep them apart.)"""
+    engines = []
+    for engine in plan.engines:
+        options = [option for option in engine.options if not option[0].startswith("wait_for_full_prefix")]
+        options.append(("tp_shard_endpoints", "host-a:1,host-b:1"))
+        trouble = replace(engine.trouble, damage=0.0)
+        engines.append(replace(engine, ranks=2, settle=False, options=tuple(options), trouble=trouble))
+    least = sum(2 * len(engine.model.groups) for engine in engines)
+    return replace(plan, segments=max(plan.segments, 2 * least), engines=tuple(engines))
+
+
 def _event(dice: random.Random) -> str:
     return dice.choice(("reset", "reset", "update", "update", "sleep", "stop"))
 

@@ -7,12 +7,13 @@ import pytest
 
 from tests.storm import world
 from tests.storm.command import WORLD_REQUESTS, tally
-from tests.storm.plan import EventPlan, draw
+from tests.storm.plan import EventPlan, draw, over_hosts
 from tests.storm.shrink import shrink, signature
 from tests.storm.world import StormError
 
 SEED = 1
 WORLDS = 25
+HOST_WORLDS = 4
 HAPPENS = (
     "blocks_loaded",
     "blocks_saved",
@@ -39,6 +40,13 @@ def test_no_storm_brings_wrong_bytes_or_leaves_anything_behind() -> None:
     assert counts["requests"] == WORLDS * WORLD_REQUESTS
     # A storm in which this never happens shows nothing.
     assert [what for what in HAPPENS if not counts[what]] == []
+
+
+def test_no_storm_over_several_hosts_brings_wrong_bytes_or_leaves_anything_behind() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(SEED, SEED + HOST_WORLDS):
+        counts += tally(world.run(over_hosts(draw(seed, WORLD_REQUESTS))))
+    assert [what for what in ("blocks_loaded", "blocks_saved", "updated", "preempted") if not counts[what]] == []
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from pegaflow import _native
-from pegaflow.connector import compat, following, loads, pins, saves, scheduler, waiting
+from pegaflow.connector import compat, following, loads, pins, saves, scheduler, shard_asks, waiting
 from tests.storm import vllm_objects
 from tests.storm.copier import Tally
 from tests.storm.engine import Client, Engine
@@ -236,7 +236,7 @@ def _made_up(world: World) -> Iterator[None]:
     clock = SimpleNamespace(monotonic=lambda: 1_000.0 + world.ticks * TICK_SECONDS)
     settles = [engine.settle for engine in world.plan.engines]
     patches: list[tuple[Any, str, Any]] = [
-        (module, "time", clock) for module in (loads, pins, saves, scheduler, waiting)
+        (module, "time", clock) for module in (loads, pins, saves, scheduler, shard_asks, waiting)
     ]
     patches.append((following, "STAGE_BYTES_MIN", 8))
     patches.append((following, "STAGE_BYTES_AIM", 64))
