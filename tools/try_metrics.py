@@ -76,11 +76,12 @@ def serve_and_scrape(servers: int, model: Path, folder: Path) -> tuple[Scraped, 
         **os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "VLLM_SERVER_DEV_MODE": "1",
         "MODEL": str(model), "PORT": str(PORT), "PEGAFLOW_SHM_DIR": pools, "POOL_SIZE": "256mb",
     }  # fmt: skip
-    log = folder / f"{servers}.log"
+    log, log_of_pools = folder / f"{servers}.log", folder / f"exporter-{servers}.log"
     command = [str(ROOT / "examples" / "single.sh"), *ARGUMENTS, "--api-server-count", str(servers)]
     export = [sys.executable, "-c", EXPORT, "exporter", "--listen", f"127.0.0.1:{EXPORTER_PORT}", "--shm-dir", pools]
     try:
-        with running(command, log, environment) as vllm, running(export, folder / "exporter.log", environment):
+        with running(command, log, environment) as vllm, running(export, log_of_pools, environment) as pools_too:
+            wait_for([EXPORTER_PORT], pools_too, log_of_pools)
             wait_for([PORT], vllm, log)
             before = scrape(PORT)
             for prompt in PROMPTS:

@@ -111,10 +111,10 @@ def _sending(collector: "PoolCollector", endpoint: str | None, seconds: float) -
 
 
 class _Server(WSGIServer):
-    allow_reuse_address = True
-
     def server_bind(self) -> None:
-        # The base class asks a name server who we are, which may take long.
+        # The base class asks a name server who we are, which may take long. Connections that have ended keep the
+        # address for a minute from whoever does not say that he shares it with them.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])

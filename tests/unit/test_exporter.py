@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,30 +23,31 @@ from tests.unit.pool_processes import BLOCKS, PART_BYTES, keys, open_namespace, 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-@pytest.fixture
-def exporter(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+@contextmanager
+def started(shm_dir: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command, and the address at which it says that it answers."""
+    program = [sys.executable, "-c", "from pegaflow.cli import main; main()"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "from pegaflow.cli import main; main()",
-            "exporter",
-            "--listen",
-            "127.0.0.1:0",
-            "--shm-dir",
-            str(tmp_path),
-        ],
+        [*program, "exporter", "--listen", f"127.0.0.1:{port}", "--shm-dir", str(shm_dir)],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
-    assert process.stdout is not None
-    said = process.stdout.readline()
-    found = re.search(r"http://\S+", said)
-    assert found, said
-    yield process, found[0]
-    process.kill()
-    process.communicate()
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        found = re.search(r"http://\S+", said)
+        assert found, said
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def exporter(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with started(tmp_path) as running:
+        yield running
 
 
 def samples_of(text: str) -> Samples:
@@ -166,3 +168,18 @@ def test_port_in_use_is_one_sentence() -> None:
         answer = CliRunner().invoke(cli, ["exporter", "--listen", f"127.0.0.1:{taken.getsockname()[1]}"])
     assert answer.exit_code == 1
     assert "The system refused" in answer.output
+
+
+def test_it_starts_again_at_the_address_where_it_has_just_answered(tmp_path: Path) -> None:
+    with started(tmp_path) as (_, address):
+        host, port = address.removeprefix("http://").partition("/")[0].split(":")
+        # Whoever closes a connection first keeps its address: here that has to be the exporter.
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            while client.recv(1 << 16):
+                pass
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((host, int(port)))
+    with started(tmp_path, int(port)) as (_, again):
+        assert again == address
+        assert isinstance(ask(again), dict)
