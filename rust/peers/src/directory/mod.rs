@@ -83,7 +83,7 @@ pub struct OwnerFacts {
 /// How asking goes.
 #[derive(Clone, Debug, Default)]
 pub struct AskerFacts {
-    /// The last question was answered, or there was none.
+    /// The store answered when it was last asked, or was not asked yet.
     pub up: bool,
     /// Why not.
     pub problem: Option<String>,

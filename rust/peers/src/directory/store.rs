@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use pegaflow_engine::{Error, ErrorKind, Result};
-use redis::{Client, Connection, Value};
+use redis::{Client, Connection, ServerErrorKind, Value};
 
 use super::slots::{SLOTS, slot_of};
 use super::url::{Arrangement, DirectoryUrl};
-use crate::limits::{DIRECTORY_CONNECT_TIME_MAX, DIRECTORY_NODES_MAX};
+use crate::limits::{DIRECTORY_CONNECT_TIME_MAX, DIRECTORY_NODES_MAX, DIRECTORY_REDIRECTIONS_MAX};
 
 /// Commands, packed one behind the other.
 #[derive(Default)]
@@ -46,6 +46,9 @@ struct Node {
 /// All servers that hold a part of a store, connected. After any error it is dropped and made anew: replies might be
 /// out of step, or another server in charge.
 pub(super) struct Store {
+    url: DirectoryUrl,
+    /// How long a reply may take.
+    patience: Duration,
     nodes: Vec<Node>,
     /// Node of each slot; empty if there is one node.
     node_of_slot: Vec<u16>,
@@ -58,36 +61,40 @@ impl Store {
             // An error says that the process has one already, which is as good.
             let _installed = rustls::crypto::ring::default_provider().install_default();
         }
-        let mut store = Self { nodes: Vec::new(), node_of_slot: Vec::new() };
+        let alone = || Self { url: url.clone(), patience, nodes: Vec::new(), node_of_slot: Vec::new() };
         match &url.arrangement {
             Arrangement::Single => {
+                let mut store = alone();
                 let (host, port) = &url.hosts[0];
-                store.add_node(url, host, *port)?;
+                store.add_node(host, *port)?;
+                Ok(store)
             }
-            Arrangement::Sentinel(name) => {
-                let (host, port) = first_that_works(&url.hosts, |host, port| master_by(url, host, port, name))?;
-                let node = store.add_node(url, &host, port)?;
-                if !ask(&mut store.nodes[node].connection, &[b"ROLE"])?
-                    .first()
-                    .is_some_and(|role| is_text(role, "master"))
-                {
-                    return Err(unusable(&host, port, "is not the master any more"));
-                }
-            }
-            Arrangement::Cluster => {
-                let ranges = first_that_works(&url.hosts, |host, port| ranges_by(url, host, port))?;
-                store.add_ranges(url, &ranges)?;
-            }
+            Arrangement::Sentinel(name) => first_that_leads(
+                &url.hosts,
+                |host, port| master_by(url, host, port, name),
+                |(host, port)| {
+                    let mut store = alone();
+                    let node = store.add_node(host, *port)?;
+                    let role = ask(&mut store.nodes[node].connection, &[b"ROLE"])?;
+                    if role.first().is_some_and(|role| is_text(role, "master")) {
+                        return Ok(store);
+                    }
+                    Err(unusable(host, *port, "is not the master any more"))
+                },
+            ),
+            Arrangement::Cluster => first_that_leads(
+                &url.hosts,
+                |host, port| ranges_by(url, host, port),
+                |ranges| {
+                    let mut store = alone();
+                    store.add_ranges(ranges)?;
+                    Ok(store)
+                },
+            ),
         }
-        for node in &store.nodes {
-            let set = node.connection.set_read_timeout(Some(patience));
-            set.and_then(|()| node.connection.set_write_timeout(Some(patience)))
-                .map_err(|error| failed(&node.address, &error))?;
-        }
-        Ok(store)
     }
 
-    fn add_node(&mut self, url: &DirectoryUrl, host: &str, port: u16) -> Result<usize> {
+    fn add_node(&mut self, host: &str, port: u16) -> Result<usize> {
         let known = self.nodes.iter().position(|node| node.address.0 == host && node.address.1 == port);
         if let Some(known) = known {
             return Ok(known);
@@ -95,19 +102,23 @@ impl Store {
         if self.nodes.len() >= DIRECTORY_NODES_MAX {
             return Err(unusable(host, port, "belongs to a cluster of too many masters"));
         }
-        let connection = connect_to(url, host, port, false)?;
-        self.nodes.push(Node { address: (host.to_owned(), port), connection });
+        let connection = connect_to(&self.url, host, port, false)?;
+        let address = (host.to_owned(), port);
+        let set = connection.set_read_timeout(Some(self.patience));
+        set.and_then(|()| connection.set_write_timeout(Some(self.patience)))
+            .map_err(|error| failed(&address, &error))?;
+        self.nodes.push(Node { address, connection });
         Ok(self.nodes.len() - 1)
     }
 
-    fn add_ranges(&mut self, url: &DirectoryUrl, ranges: &[SlotRange]) -> Result<()> {
+    fn add_ranges(&mut self, ranges: &[SlotRange]) -> Result<()> {
         let mut node_of_slot = vec![u16::MAX; SLOTS];
         for range in ranges {
-            let node = self.add_node(url, &range.host, range.port)? as u16;
+            let node = self.add_node(&range.host, range.port)? as u16;
             node_of_slot[range.first..=range.last].fill(node);
         }
         if node_of_slot.contains(&u16::MAX) {
-            let (host, port) = &url.hosts[0];
+            let (host, port) = &self.url.hosts[0];
             return Err(unusable(host, *port, "belongs to a cluster of which slots are missing"));
         }
         self.node_of_slot = node_of_slot;
@@ -132,8 +143,20 @@ impl Store {
             for value in &mut values {
                 *value = node.receive()?;
             }
-            return Ok(values);
+        } else {
+            self.exchange_with_all(batch, &mut values)?;
         }
+        if !self.node_of_slot.is_empty() {
+            let moved =
+                values.iter_mut().enumerate().filter_map(|(at, value)| redirection(value).map(|way| (at, value, way)));
+            for (position, value, way) in moved.take(DIRECTORY_REDIRECTIONS_MAX) {
+                *value = self.follow(batch, position, &way)?;
+            }
+        }
+        Ok(values)
+    }
+
+    fn exchange_with_all(&mut self, batch: &Batch, values: &mut [Value]) -> Result<()> {
         let mut shares: Vec<(Vec<u8>, Vec<usize>)> = vec![Default::default(); self.nodes.len()];
         let mut start = 0;
         for (position, (slot, end)) in batch.commands.iter().enumerate() {
@@ -150,20 +173,64 @@ impl Store {
                 values[*position] = node.receive()?;
             }
         }
-        Ok(values)
+        Ok(())
+    }
+
+    /// A slot is being moved, or has been: give the command to the server that a reply names. What that one says holds.
+    fn follow(&mut self, batch: &Batch, position: usize, way: &Redirection) -> Result<Value> {
+        let (slot, end) = batch.commands[position];
+        let start = position.checked_sub(1).map_or(0, |before| batch.commands[before].1);
+        let asked = &self.nodes[usize::from(self.node_of_slot[usize::from(slot)])].address.0;
+        let host = if way.host.is_empty() { asked.clone() } else { way.host.clone() };
+        let node = self.add_node(&host, way.port)?;
+        if way.is_for_good {
+            self.node_of_slot[usize::from(slot)] = node as u16;
+        }
+        let (node, mut words) = (&mut self.nodes[node], Vec::new());
+        if !way.is_for_good {
+            words.extend_from_slice(b"*1\r\n$6\r\nASKING\r\n");
+        }
+        words.extend_from_slice(&batch.bytes[start..end]);
+        node.connection.send_packed_command(&words).map_err(|error| failed(&node.address, &error))?;
+        if !way.is_for_good {
+            node.receive()?;
+        }
+        node.receive()
     }
 
     /// [`Self::exchange`] for commands of which none may be refused.
     pub(super) fn demand(&mut self, batch: &Batch) -> Result<Vec<Value>> {
         let values = self.exchange(batch)?;
-        for value in &values {
+        for (value, (slot, _)) in values.iter().zip(&batch.commands) {
             if let Value::ServerError(refusal) = value {
-                let (host, port) = &self.nodes[0].address;
+                let node = self.node_of_slot.get(usize::from(*slot)).map_or(0, |node| usize::from(*node));
+                let (host, port) = &self.nodes[node].address;
                 return Err(unusable(host, *port, &format!("refuses a command ({refusal})")));
             }
         }
         Ok(values)
     }
+}
+
+/// Who else is to be given a command.
+struct Redirection {
+    /// Empty: the same as was asked.
+    host: String,
+    port: u16,
+    /// Not for this command alone.
+    is_for_good: bool,
+}
+
+fn redirection(value: &Value) -> Option<Redirection> {
+    let Value::ServerError(refusal) = value else { return None };
+    let is_for_good = match refusal.kind()? {
+        ServerErrorKind::Moved => true,
+        ServerErrorKind::Ask => false,
+        _ => return None,
+    };
+    let (_slot, address) = refusal.details()?.split_once(' ')?;
+    let (host, port) = address.rsplit_once(':')?;
+    Some(Redirection { host: host.to_owned(), port: port.parse().ok()?, is_for_good })
 }
 
 impl Node {
@@ -172,6 +239,7 @@ impl Node {
     }
 }
 
+#[derive(PartialEq)]
 struct SlotRange {
     first: usize,
     last: usize,
@@ -209,16 +277,29 @@ fn kind_of(value: &Value) -> String {
     }
 }
 
-/// The first answer; if there is none, what was wrong with the last.
-fn first_that_works<T>(hosts: &[(String, u16)], question: impl Fn(&str, u16) -> Result<T>) -> Result<T> {
-    let mut last = None;
+/// Where the first host sends us whose word is any good: some may be behind the times. What several say is tried once.
+/// If there is none, what was wrong with the last.
+fn first_that_leads<T: PartialEq>(
+    hosts: &[(String, u16)],
+    question: impl Fn(&str, u16) -> Result<T>,
+    follow: impl Fn(&T) -> Result<Store>,
+) -> Result<Store> {
+    let mut last = Error::new(ErrorKind::InvalidArgument, "the directory's URL names no host");
+    let mut tried = Vec::new();
     for (host, port) in hosts {
         match question(host, *port) {
-            Ok(answer) => return Ok(answer),
-            Err(error) => last = Some(error),
+            Ok(answer) if tried.contains(&answer) => {}
+            Ok(answer) => match follow(&answer) {
+                Ok(store) => return Ok(store),
+                Err(error) => {
+                    last = error;
+                    tried.push(answer);
+                }
+            },
+            Err(error) => last = error,
         }
     }
-    Err(last.unwrap_or_else(|| Error::new(ErrorKind::InvalidArgument, "the directory's URL names no host")))
+    Err(last)
 }
 
 /// Whom a sentinel says to be the master.

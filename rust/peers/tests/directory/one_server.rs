@@ -1,73 +1,17 @@
-//! The directory on a real server: what is registered is found, what is lost comes back, and nobody else is ever named.
-#![allow(missing_docs)]
-
-mod directory_parts;
+//! One server: flushed, killed, full of foreign things, or not there.
 
 use std::collections::HashSet;
+use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use directory_parts::{Blocks, Server, ask};
 use pegaflow_engine::ErrorKind;
-use pegaflow_peers::directory::{Answer, Directory, DirectoryTuning, block_hash};
+use pegaflow_peers::directory::DirectoryTuning;
+use pegaflow_peers::limits::DIRECTORY_BACKOFF_MIN;
 
-const ADDRESS: &str = "10.0.0.1:7400";
-const OTHER: &str = "10.0.0.2:7400";
-
-/// Hash of the block of a number.
-fn block(number: u64) -> u64 {
-    block_hash(7, &number.to_le_bytes())
-}
-
-fn hasty() -> DirectoryTuning {
-    let refresh = Duration::from_millis(200);
-    DirectoryTuning { refresh, record_life: Duration::from_secs(5), ..DirectoryTuning::default() }
-}
-
-fn open(blocks: &Arc<Blocks>, url: &str, tuning: DirectoryTuning) -> Directory {
-    Directory::open(Arc::clone(blocks) as _, url, tuning).unwrap()
-}
-
-/// Somebody who has nothing and asks.
-fn asker(url: &str) -> Directory {
-    open(&Arc::new(Blocks::new(99, 0)), url, hasty())
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(90), "in vain: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    began.elapsed()
-}
-
-/// What the directory says; nothing if it is not to be asked.
-fn find(directory: &Directory, hashes: &[u64]) -> Answer {
-    let Some(query) = directory.find(vec![hashes.to_vec()]) else { return Answer::default() };
-    loop {
-        match query.poll() {
-            Some(answer) => return answer,
-            None => std::thread::sleep(Duration::from_millis(1)),
-        }
-    }
-}
-
-/// Of the hashes, those for which somebody is named.
-fn named(directory: &Directory, hashes: &[u64]) -> HashSet<u64> {
-    let mut named = HashSet::new();
-    for part in hashes.chunks(4096) {
-        let answer = find(directory, part);
-        let owners = answer.owners.into_iter().flatten();
-        named.extend(part.iter().zip(owners).filter(|(_, owners)| !owners.is_empty()).map(|(hash, _)| *hash));
-    }
-    named
-}
-
-fn is_complete(directory: &Directory) -> bool {
-    directory.owner_facts().is_some_and(|facts| facts.up && facts.complete)
-}
+use crate::blocks::Blocks;
+use crate::server::{Server, ask};
+use crate::talk::{ADDRESS, OTHER, asker, block, find, hasty, is_complete, named, open, until};
 
 #[test]
 fn hosts_that_are_there_are_known_whatever_they_have_and_the_dead_are_forgotten() {
@@ -141,19 +85,8 @@ fn after_flushes_deaths_and_restarts_under_load_everything_is_registered_again()
     let steady: Vec<u64> = (20_000..100_000).map(block).collect();
     let never: Vec<u64> = (1 << 40..(1 << 40) + 2000).map(block).collect();
 
-    std::thread::scope(|scope| {
-        let (stop, stopped) = channel::<()>();
-        let changing = &blocks;
-        scope.spawn(move || {
-            let mut number = 1_000_000;
-            // Load: a fifth of the slots change hands all the time.
-            while stopped.recv_timeout(Duration::from_millis(1)) == Err(RecvTimeoutError::Timeout) {
-                for _ in 0..5 {
-                    changing.put(number as usize * 7919 % 20_000, Some(block(number)));
-                    number += 1;
-                }
-            }
-        });
+    // A fifth of the slots.
+    blocks.under_load(20_000, || {
         for fault in ["flush", "kill -9, restart at once", "flush", "kill -9, restart after three seconds"] {
             let before = owner.owner_facts().unwrap().anew;
             if fault == "flush" {
@@ -173,7 +106,6 @@ fn after_flushes_deaths_and_restarts_under_load_everything_is_registered_again()
             println!("... and found after another {:?}", until(fault, is_found));
             assert!(named(&asker, &never).is_empty(), "what nobody ever had is not named");
         }
-        drop(stop);
     });
     assert!(owner.owner_facts().unwrap().anew >= 5, "{:?}", owner.owner_facts());
 }
@@ -294,9 +226,12 @@ fn without_a_server_nobody_is_named_and_nobody_waits() {
     let blocks = Arc::new(Blocks::new(1, 10));
     let directory = open(&blocks, &url, hasty());
     directory.announce(Some(ADDRESS)).unwrap();
-    let answer = find(&directory, &[1, 2]);
-    assert!(answer.addresses.is_empty() && answer.owners == [[Vec::<u16>::new(), Vec::new()]]);
     until("it is left alone for a while", || directory.find(vec![vec![1]]).is_none());
+    until("a question is taken, and nobody is named", || {
+        let answer = find(&directory, &[1, 2]);
+        assert!(answer.addresses.is_empty());
+        answer.owners == [[Vec::<u16>::new(), Vec::new()]]
+    });
     let facts = directory.asker_facts();
     assert!(!facts.up && facts.failed >= 1 && facts.skipped >= 1, "{facts:?}");
     let problem = facts.problem.unwrap();
@@ -331,49 +266,23 @@ fn a_server_that_answers_garbage_or_holds_foreign_things_is_survived() {
 }
 
 #[test]
-fn a_cluster_is_used_as_a_whole_and_a_server_that_lost_its_part_gets_it_again() {
-    let mut servers: Vec<Server> = (0..3).map(|_| Server::start(&["--cluster-enabled", "yes"])).collect();
-    let bounds = [(0, 5000), (5001, 10_000), (10_001, 16_383)];
-    for (server, (first, last)) in servers.iter().zip(bounds) {
-        let mut connection = server.connect();
-        let slots: String = (first..=last).map(|slot| format!(" {slot}")).collect();
-        ask(&mut connection, &format!("CLUSTER ADDSLOTS{slots}")).unwrap();
-        ask(&mut connection, &format!("CLUSTER MEET 127.0.0.1 {}", servers[0].port)).unwrap();
+fn a_server_that_is_down_is_left_alone_whether_somebody_asks_or_not() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let began = Instant::now();
+    let tuning = DirectoryTuning { refresh: Duration::from_millis(1), ..hasty() };
+    let directory = open(&Arc::new(Blocks::new(1, 0)), &url, tuning);
+    for _ in 0..3 {
+        drop(listener.accept().unwrap());
     }
-    let url = format!("redis+cluster://127.0.0.1:{},127.0.0.1:{}", servers[1].port, servers[0].port);
-    let blocks = Arc::new(Blocks::new(1, 5000));
-    blocks.fill((0..5000).map(block));
-    let owner = open(&blocks, &url, hasty());
-    owner.announce(Some(ADDRESS)).unwrap();
-    until("registrations in the cluster", || is_complete(&owner));
-    assert!(servers.iter().all(|server| !server.keys("pega1:12:").is_empty()), "all servers have buckets");
-    let (asker, all) = (asker(&url), (0..5000).map(block).collect::<Vec<_>>());
-    until("everything is found", || named(&asker, &all).len() == all.len());
-    servers[2].restart();
-    ask(&mut servers[1].connect(), "FLUSHALL").unwrap();
-    until("everything is found again", || named(&asker, &all).len() == all.len());
-}
-
-#[test]
-fn sentinels_say_who_the_master_is() {
-    let (mut first, second, sentinel) = (Server::start(&[]), Server::start(&[]), Server::start(&["--sentinel"]));
-    let mut connection = sentinel.connect();
-    ask(&mut connection, &format!("SENTINEL MONITOR main 127.0.0.1 {} 1", first.port)).unwrap();
-    let url = format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/main", sentinel.port);
-    let blocks = Arc::new(Blocks::new(1, 500));
-    blocks.fill((0..500).map(block));
-    let owner = open(&blocks, &url, hasty());
-    owner.announce(Some(ADDRESS)).unwrap();
-    until("registrations", || is_complete(&owner));
-    let (asker, all) = (asker(&url), (0..500).map(block).collect::<Vec<_>>());
-    until("everything is found", || named(&asker, &all).len() == all.len());
-    ask(&mut connection, "SENTINEL REMOVE main").unwrap();
-    ask(&mut connection, &format!("SENTINEL MONITOR main 127.0.0.1 {} 1", second.port)).unwrap();
-    first.kill();
-    until("everything is found at the next master", || named(&asker, &all).len() == all.len());
-    let missing = open(&blocks, &url.replace("main", "nobody"), hasty());
-    until("a sentence", || {
-        assert!(find(&missing, &all).addresses.is_empty());
-        missing.asker_facts().problem.is_some_and(|problem| problem.contains("knows none of that name"))
-    });
+    // The pauses between the three: one, and one twice as long.
+    assert!(began.elapsed() >= 3 * DIRECTORY_BACKOFF_MIN, "{:?}", began.elapsed());
+    assert!(!directory.asker_facts().up && directory.asker_facts().failed == 0, "{:?}", directory.asker_facts());
+    let server = Server::start(&[]);
+    let back = open(&Arc::new(Blocks::new(1, 0)), &server.url(), hasty());
+    server.signal("-STOP");
+    until("a look is in vain", || !back.asker_facts().up);
+    server.signal("-CONT");
+    until("a look is not", || back.asker_facts().up);
+    assert_eq!(back.asker_facts().problem, None);
 }

@@ -1,7 +1,9 @@
 //! A pool that exists only as a list of blocks.
 
 use std::collections::HashSet;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use pegaflow_engine::{BlockRef, Result, Sight};
 use pegaflow_peers::directory::{Inventory, Walk};
@@ -13,14 +15,14 @@ struct Slots {
     ever: HashSet<u64>,
 }
 
-pub struct Blocks {
+pub(crate) struct Blocks {
     pool_id: u64,
     slots: Arc<Mutex<Slots>>,
 }
 
 impl Blocks {
     /// A pool of so many slots, all of them empty.
-    pub fn new(pool_id: u64, slots: usize) -> Self {
+    pub(crate) fn new(pool_id: u64, slots: usize) -> Self {
         let slots = Slots { slots: vec![(0, None); slots], ..Default::default() };
         Self { pool_id, slots: Arc::new(Mutex::new(slots)) }
     }
@@ -30,7 +32,7 @@ impl Blocks {
     }
 
     /// Put a block, or nothing, in a slot. Returns what was there.
-    pub fn put(&self, slot: usize, hash: Option<u64>) -> Option<u64> {
+    pub(crate) fn put(&self, slot: usize, hash: Option<u64>) -> Option<u64> {
         let mut slots = self.slots();
         slots.ever.extend(hash);
         let (generation, held) = &mut slots.slots[slot];
@@ -39,19 +41,38 @@ impl Blocks {
     }
 
     /// Fill slots from the first with blocks.
-    pub fn fill(&self, hashes: impl IntoIterator<Item = u64>) {
+    pub(crate) fn fill(&self, hashes: impl IntoIterator<Item = u64>) {
         for (slot, hash) in hashes.into_iter().enumerate() {
             self.put(slot, Some(hash));
         }
     }
 
+    /// Do something while the first so many slots change hands all the time.
+    pub(crate) fn under_load<T>(&self, slots: usize, work: impl FnOnce() -> T) -> T {
+        std::thread::scope(|scope| {
+            let (stop, stopped) = channel::<()>();
+            scope.spawn(move || {
+                let mut number = 1_000_000;
+                while stopped.recv_timeout(Duration::from_millis(1)) == Err(RecvTimeoutError::Timeout) {
+                    for _ in 0..5 {
+                        self.put(number as usize * 7919 % slots, Some(crate::talk::block(number)));
+                        number += 1;
+                    }
+                }
+            });
+            let done = work();
+            drop(stop);
+            done
+        })
+    }
+
     /// What is there now.
-    pub fn held(&self) -> HashSet<u64> {
+    pub(crate) fn held(&self) -> HashSet<u64> {
         self.slots().slots.iter().filter_map(|(_, hash)| *hash).collect()
     }
 
     /// Whether a block has ever been there.
-    pub fn had(&self, hash: u64) -> bool {
+    pub(crate) fn had(&self, hash: u64) -> bool {
         self.slots().ever.contains(&hash)
     }
 }

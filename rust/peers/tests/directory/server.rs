@@ -1,4 +1,4 @@
-//! `redis-server` in a directory of its own, killed with the value.
+//! `redis-server` (or what `PEGAFLOW_DIRECTORY_SERVER` names) in a directory of its own, killed with the value.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult, Value};
 
-pub struct Server {
-    pub port: u16,
+pub(crate) struct Server {
+    pub(crate) port: u16,
     dir: PathBuf,
     arguments: Vec<String>,
     child: Option<Child>,
@@ -16,8 +16,8 @@ pub struct Server {
 
 impl Server {
     /// Start one with more arguments.
-    pub fn start(arguments: &[&str]) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let port = unused_port();
         let dir = std::env::temp_dir().join(format!("pega-directory-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let arguments = arguments.iter().map(ToString::to_string).collect();
@@ -27,9 +27,10 @@ impl Server {
     }
 
     /// Kill it and start it again, without what it held.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.kill();
-        let mut command = Command::new("redis-server");
+        let program = std::env::var("PEGAFLOW_DIRECTORY_SERVER").unwrap_or_else(|_| "redis-server".into());
+        let mut command = Command::new(program);
         if self.arguments.first().is_some_and(|argument| argument == "--sentinel") {
             let config = self.dir.join("sentinel.conf");
             std::fs::write(&config, "").unwrap();
@@ -47,25 +48,41 @@ impl Server {
         }
     }
 
+    /// Have it stand still, or go on.
+    pub(crate) fn signal(&self, name: &str) {
+        let id = self.child.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
+    }
+
     /// With kill -9.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
             child.wait().unwrap();
         }
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
 
-    pub fn connect(&self) -> Connection {
+    pub(crate) fn connect(&self) -> Connection {
         redis::Client::open(self.url()).unwrap().get_connection().unwrap()
     }
 
     /// Keys that begin like this.
-    pub fn keys(&self, begin: &str) -> Vec<String> {
+    pub(crate) fn keys(&self, begin: &str) -> Vec<String> {
         redis::cmd("KEYS").arg(format!("{begin}*")).query(&mut self.connect()).unwrap()
+    }
+}
+
+/// The servers of a cluster talk to each other 10,000 ports above their own.
+fn unused_port() -> u16 {
+    loop {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        if port <= u16::MAX - 10_000 {
+            return port;
+        }
     }
 }
 
@@ -77,7 +94,7 @@ impl Drop for Server {
 }
 
 /// One command, its words separated by spaces.
-pub fn ask(connection: &mut Connection, words: &str) -> RedisResult<Value> {
+pub(crate) fn ask(connection: &mut Connection, words: &str) -> RedisResult<Value> {
     let mut words = words.split(' ');
     let mut command = redis::cmd(words.next().unwrap());
     for word in words {
