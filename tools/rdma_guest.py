@@ -1,9 +1,10 @@
 """Tests over RDMA on a machine without any: ``python3 tools/rdma_guest.py BINARY...`` runs them under a second kernel.
 
 QEMU emulates a machine (no KVM, no network, nothing installed but QEMU itself) that boots Debian's kernel over this
-machine's own files, read-only, with two Soft-RoCE devices on one cable. The kernel and a busybox are downloaded as
-packages and unpacked into ``build/rdma-guest``, never installed. What cannot be had is said in a line that begins with
-``not run:``, which the totals of CI count; the exit status is that of the tests, 0 if they were not run.
+machine's own files, read-only, with two pairs of Soft-RoCE devices, each on a cable of its own. The kernel and a
+busybox are downloaded as packages and unpacked into ``build/rdma-guest``, never installed. What cannot be had is said
+in a line that begins with ``not run:``, which the totals of CI count; the exit status is that of the tests, 0 if they
+were not run.
 """
 
 import argparse
@@ -70,33 +71,49 @@ for comm in /proc/[0-9]*/comm; do
     read -r name <$comm
     case $name in ksoftirqd*) pid=${comm#/proc/}; chrt -f -p 1 ${pid%/comm};; esac
 done
-# Both ends of the cable are in the one namespace that Soft-RoCE listens in. What one sends to the other would stay on
+# Both ends of a cable are in the one namespace that Soft-RoCE listens in. What one sends to the other would stay on
 # the loopback, where it is dropped: so who the host itself is, is asked last.
+cat >/run/cable <<'EOF'
+# END up|down, and up again: what is down has lost its routes and neighbours.
+end=end$1 net=10.97.$(($1 / 2)) mine=$(($1 % 2 + 1))
+[ $2 = up ] || exec ip link set $end down
+ip link set $end up
+ip route replace $net.$((3 - mine)) dev $end src $net.$mine table $((50 + $1))
+ip neigh replace $net.$((3 - mine)) lladdr $(</sys/class/net/end$(($1 ^ 1))/address) dev $end nud permanent
+EOF
 ip link set lo up
-ip link add end0 mtu 4500 type veth peer name end1 mtu 4500
-for end in 0 1; do
-    other=$((1 - end))
-    ip addr add 10.97.0.$((end + 1))/24 dev end$end
-    ip link set end$end up
-    ip route add 10.97.0.$((other + 1)) dev end$end src 10.97.0.$((end + 1)) table $((50 + end))
-    ip rule add pref $((10 + end)) iif lo from 10.97.0.$((end + 1)) to 10.97.0.$((other + 1)) lookup $((50 + end))
+for end in 0 2; do ip link add end$end mtu 4500 type veth peer name end$((end + 1)); done
+for end in 0 1 2 3; do
+    net=10.97.$((end / 2)) mine=$((end % 2 + 1))
+    ip addr add $net.$mine/24 dev end$end
+    ip rule add pref $((10 + end)) iif lo from $net.$mine to $net.$((3 - mine)) lookup $((50 + end))
     echo 1 >/proc/sys/net/ipv4/conf/end$end/accept_local
     echo 0 >/proc/sys/net/ipv4/conf/end$end/rp_filter
 done
 echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
-for end in 0 1; do
-    other=$((1 - end))
-    ip neigh replace 10.97.0.$((other + 1)) lladdr $(</sys/class/net/end$other/address) dev end$end nud permanent
-done
+for end in 0 1 2 3 0 1 2 3; do bash /run/cable $end up; done
 ip rule add pref 100 lookup local
 ip rule del pref 0
-for end in 0 1; do rdma link add rxe$end type rxe netdev end$end; done
-[ -d /sys/class/infiniband/rxe1 ] || exit 1
+for end in 0 1 2 3; do rdma link add rxe$end type rxe netdev end$end; done
+[ -d /sys/class/infiniband/rxe3 ] || exit 1
 : >@JOB@/ready
 cd @FOLDER@
 bash @JOB@/command >@JOB@/output 2>&1 </dev/null
 echo $? >@JOB@/status
 """
+
+
+FOUND = """failed=0
+found=$(PYTHONPATH=../.. @PYTHON@ -c '
+from pegaflow.p2p.devices import choose, find_ports
+print(*(port.name for port in choose(find_ports(), None)))')
+[ "$found" = "rxe0:1 rxe1:1 rxe2:1 rxe3:1" ] || { echo "ports chosen by themselves: $found"; failed=1; }"""
+"""What an engine would use, by sysfs alone."""
+
+DEVICES = (
+    "export PEGAFLOW_RDMA_DEVICES=rxe0,rxe1 PEGAFLOW_RDMA_CABLES=rxe0,rxe1,rxe2,rxe3 PEGAFLOW_RDMA_SWITCH=/run/cable"
+)
+"""What the tests use: the client's and the server's, in turns, and what takes a cable out (``END up|down``)."""
 
 
 class CannotRun(Exception):
@@ -258,9 +275,10 @@ def main() -> int:
         if missing:
             raise CannotRun(f"{', '.join(missing)} missing")
         prepare(job)
+        python = shlex.quote(sys.executable)
         tests = [f"{shlex.quote(str(one))} --test-threads 1 || failed=1" for one in binaries]
         (job / "command").write_text(
-            "\n".join(["failed=0; export PEGAFLOW_RDMA_DEVICES=rxe0,rxe1", *tests, "exit $failed", ""])
+            "\n".join([FOUND.replace("@PYTHON@", python), DEVICES, *tests, "exit $failed", ""])
         )
         folder = shlex.quote(os.path.abspath("rust/peers"))
         (job / "start").write_text(START.replace("@JOB@", str(job)).replace("@FOLDER@", folder))

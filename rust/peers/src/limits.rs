@@ -122,6 +122,8 @@ pub const RDMA_LOOKS_MAX: usize = 64;
 /// How long READs may take to end once their queue pairs are told to, and again for the queue pairs to be destroyed.
 /// After that slots are left to the quarantine.
 pub const RDMA_DRAIN_TIME_MAX: Duration = Duration::from_secs(1);
+/// A channel of which some queue pairs have failed is used for so long; then all ports are tried again.
+pub const RDMA_WORN_TIME_MAX: Duration = Duration::from_secs(30);
 
 // Of the directory.
 

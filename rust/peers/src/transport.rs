@@ -67,6 +67,11 @@ pub trait Channel: Send {
     /// Read all parts, or what can be had until `deadline`. Returns when nothing is under way any more, or
     /// says that it is not `quiet`.
     fn read(&mut self, parts: &[PartRead], deadline: Instant) -> ReadOutcome;
+
+    /// It can be used, but another one may be better.
+    fn is_worn(&self) -> bool {
+        false
+    }
 }
 
 /// Calls that a transport makes while it opens or uses a channel.

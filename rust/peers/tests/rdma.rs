@@ -4,14 +4,15 @@
 mod parts;
 
 use std::collections::BTreeSet;
+use std::process::Command;
 use std::sync::Arc;
 
 use parts::common::keys;
-use parts::rig::{Rig, devices, soon, usual};
+use parts::rig::{Rig, cables, devices, soon, stay_as_they_are, usual};
 use pegaflow_engine::{BlockRef, Error, Result};
 use pegaflow_peers::proto::{ConnectReply, ConnectRequest, RegionsReply, RegionsRequest};
 use pegaflow_peers::rdma::{Nic, RdmaServer, RdmaTransport};
-use pegaflow_peers::transport::{ControlCalls, PartRead, RegionSource};
+use pegaflow_peers::transport::{Channel, ControlCalls, PartRead, RegionSource};
 
 /// A rig over the devices of this machine, if it has any.
 fn rigs() -> Vec<Rig> {
@@ -45,6 +46,88 @@ fn a_device_that_is_not_there_gives_no_rdma_and_no_failure() {
         segments_that_came_later_are_found(&rig);
         a_session_has_so_many_queue_pairs_and_no_more(&rig);
     }
+    let cables = cables();
+    if !cables.is_empty() {
+        let rig = Rig::rdma_over(&[700_001], &cables);
+        every_port_brings_its_share(&rig, &cables);
+        for end in 0..2 {
+            what_a_port_no_longer_brings_comes_by_the_other(&rig, &cables, end);
+        }
+    }
+}
+
+/// Bytes that have come to a device's interface.
+fn bytes_come(nic: &Nic) -> u64 {
+    let of_gid = format!("/sys/class/infiniband/{}/ports/1/gid_attrs/ndevs/{}", nic.device, nic.gid_index);
+    let interface = std::fs::read_to_string(of_gid).unwrap();
+    let count = std::fs::read_to_string(format!("/sys/class/net/{}/statistics/rx_bytes", interface.trim())).unwrap();
+    count.trim().parse().unwrap()
+}
+
+/// Plug the end of a cable in, or pull it out.
+fn plug(end: usize, state: &str) {
+    let program = std::env::var("PEGAFLOW_RDMA_SWITCH").unwrap();
+    assert!(Command::new("bash").args([&program, &end.to_string(), state]).status().unwrap().success());
+}
+
+/// Read all, all of which has to come, while something else is done. Returns by how much each client's port had a part.
+fn all_come(channel: &mut dyn Channel, rig: &Rig, reads: &[PartRead], cables: &[Nic]) -> Vec<u64> {
+    let ours: Vec<&Nic> = cables.iter().step_by(2).collect();
+    let before: Vec<u64> = ours.iter().map(|nic| bytes_come(nic)).collect();
+    for read in reads {
+        rig.client.fill(read.target, 0xEE);
+    }
+    let outcome = channel.read(reads, soon());
+    assert!(outcome.quiet && outcome.broken.is_none(), "{:?}", outcome.broken);
+    assert_eq!(rig.check(0, reads, &outcome), reads.len());
+    ours.iter().zip(before).map(|(nic, before)| bytes_come(nic) - before).collect()
+}
+
+const SHARED: u64 = 40;
+
+fn every_port_brings_its_share(rig: &Rig, cables: &[Nic]) {
+    let (_, reads) = rig.blocks(SHARED);
+    let shares = all_come(&mut *rig.open(), rig, &reads, cables);
+    println!("bytes by each port: {shares:?}");
+    let all: u64 = reads.iter().map(|read| read.bytes).sum();
+    assert!(shares.iter().all(|share| *share > all / shares.len() as u64 * 3 / 4), "{shares:?} of {all}");
+    give_back(rig, &reads);
+}
+
+/// The cable at `end` (0: the client's, 1: the server's) is pulled out while one read comes after the other.
+fn what_a_port_no_longer_brings_comes_by_the_other(rig: &Rig, cables: &[Nic], end: usize) {
+    let reads = reads_again(rig);
+    let all: u64 = reads.iter().map(|read| read.bytes).sum();
+    let mut channel = rig.open();
+    let shares = std::thread::scope(|scope| {
+        let pull = scope.spawn(|| plug(end, "down"));
+        loop {
+            let is_last = pull.is_finished();
+            let shares = all_come(&mut *channel, rig, &reads, cables);
+            if shares[0] < all / 4 || is_last {
+                return shares;
+            }
+        }
+    });
+    println!("cable pulled out at end {end}, bytes by each port: {shares:?} of {all}");
+    assert!(shares[0] < all / 2 && shares[1] > all / 2, "{shares:?} of {all}");
+    // Also by a channel that was opened afterwards.
+    for channel in [&mut channel, &mut rig.open()] {
+        assert!(all_come(&mut **channel, rig, &reads, cables)[1] > all);
+        assert!(!channel.is_worn(), "it is kept for a while");
+    }
+    stay_as_they_are(&rig.client, &reads);
+    plug(end, "up");
+    let shares = all_come(&mut *rig.open(), rig, &reads, cables);
+    assert!(shares.iter().all(|share| *share > all / 4), "both are used again: {shares:?} of {all}");
+    give_back(rig, &reads);
+}
+
+/// The same blocks, into slots of their own.
+fn reads_again(rig: &Rig) -> Vec<PartRead> {
+    let leased = rig.server.pool.lease(rig.server.namespace, &keys(0..SHARED), 0, SHARED as usize).unwrap();
+    let ticket = rig.leases.add(leased.clone());
+    rig.reads(ticket, &leased, &rig.client.reserve(0..SHARED))
 }
 
 fn memory_that_was_not_lent_cannot_be_read(rig: &Rig) {

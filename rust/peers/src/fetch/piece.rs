@@ -170,7 +170,7 @@ fn parse(
     Some(Leased { ticket, until: asked + time, blocks })
 }
 
-/// The channel to this peer; opened if there is none since it has greeted.
+/// The channel to this peer; opened if there is none since it has greeted, or a better one is to be had.
 fn open<'a>(
     fetch: &Fetch,
     peer: &Peer,
@@ -178,7 +178,7 @@ fn open<'a>(
     channel: &'a mut Option<OpenChannel>,
     until: Instant,
 ) -> Result<&'a mut OpenChannel, Error> {
-    if channel.as_ref().is_some_and(|open| open.greeting != up.number) {
+    if channel.as_ref().is_some_and(|open| open.greeting != up.number || open.channel.is_worn()) {
         *channel = None;
     }
     if channel.is_none() {

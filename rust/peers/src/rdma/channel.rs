@@ -14,55 +14,72 @@ use super::queue_pair::{QueuePair, ReadRequest};
 use super::remote::RemoteSegments;
 use super::segments::{Registration, Segments};
 use super::wait;
-use crate::limits::{RDMA_DRAIN_TIME_MAX, RDMA_LOOKS_MAX};
+use crate::limits::{RDMA_DRAIN_TIME_MAX, RDMA_LOOKS_MAX, RDMA_WORN_TIME_MAX};
 use crate::slot::Target;
 use crate::transport::{Channel, PartRead, ReadOutcome, TransportKind};
 
 /// One connection of a channel.
 pub(super) struct Lane {
     pub(super) pair: QueuePair,
-    /// Number of our device.
-    pub(super) device: usize,
-    /// Number of the server's port.
-    pub(super) their_nic: usize,
+    /// Number of our device, and number of the server's port.
+    pub(super) way: (usize, usize),
+    /// Nothing is read over it any more.
+    pub(super) is_dead: bool,
+}
+
+impl Lane {
+    pub(super) fn new(pair: QueuePair, way: (usize, usize)) -> Self {
+        Self { pair, way, is_dead: false }
+    }
 }
 
 /// A part that is to be read, in one or several READs.
 struct Job {
     /// Its place among the parts of the call.
     at: usize,
+    /// Of the slot's part.
+    address: u64,
+    /// Keys of our segment, by device. They stay good until everything has ended.
+    keys: Arc<[Registration]>,
     pieces_left: usize,
-    failed: bool,
+}
+
+/// What one READ brings.
+#[derive(Clone, Copy)]
+struct Piece {
+    job: usize,
+    offset: u64,
+    bytes: u64,
 }
 
 /// All of one call.
 struct Plan {
     jobs: Vec<Job>,
-    /// READs to be posted, by lane, with the number of their job.
-    unposted: Vec<VecDeque<(ReadRequest, usize)>>,
-    /// Jobs by the numbers of their READs under way.
-    posted: BTreeMap<u64, usize>,
+    /// What is to be posted, by lane.
+    unposted: Vec<VecDeque<Piece>>,
+    /// What is under way, by the numbers of the READs.
+    posted: BTreeMap<u64, Piece>,
+    /// What lanes have not brought that are dead now.
+    stranded: Vec<Piece>,
     /// Jobs whose bytes are all there and not yet looked at.
     finished: VecDeque<usize>,
-    /// Keeps the keys of our segments good until everything has ended.
-    _registrations: BTreeMap<u32, Arc<[Registration]>>,
 }
 
 impl Plan {
     fn is_over(&self) -> bool {
-        self.posted.is_empty() && self.unposted.iter().all(VecDeque::is_empty)
+        self.posted.is_empty() && self.stranded.is_empty() && self.unposted.iter().all(VecDeque::is_empty)
     }
 
-    fn complete(&mut self, id: u64, result: Result<()>, failure: &mut Option<Error>) {
-        let Some(number) = self.posted.remove(&id) else { return };
-        let job = &mut self.jobs[number];
-        job.pieces_left -= 1;
-        job.failed |= result.is_err();
-        if job.pieces_left == 0 && !job.failed {
-            self.finished.push_back(number);
+    fn complete(&mut self, id: u64, is_there: bool) {
+        let Some(piece) = self.posted.remove(&id) else { return };
+        if !is_there {
+            self.stranded.push(piece);
+            return;
         }
-        if let (Err(error), None) = (result, &*failure) {
-            *failure = Some(error);
+        let job = &mut self.jobs[piece.job];
+        job.pieces_left -= 1;
+        if job.pieces_left == 0 {
+            self.finished.push_back(piece.job);
         }
     }
 }
@@ -77,6 +94,8 @@ pub(super) struct RdmaChannel {
     read_bytes_max: u64,
     /// Number of the next READ; none is used twice.
     next_id: u64,
+    /// Since when not everything is used that could be.
+    worn_since: Option<Instant>,
     broken: Option<Error>,
 }
 
@@ -102,18 +121,25 @@ impl Channel for RdmaChannel {
         }
         ReadOutcome { arrived, quiet, broken: self.broken.clone() }
     }
+
+    fn is_worn(&self) -> bool {
+        self.worn_since.is_some_and(|since| since.elapsed() >= RDMA_WORN_TIME_MAX)
+    }
 }
 
 impl RdmaChannel {
+    /// `is_whole`: there is a lane on each way that there could be.
     pub(super) fn new(
         lanes: Vec<Lane>,
+        is_whole: bool,
         nodes: Vec<Option<u32>>,
         remote: RemoteSegments,
         space: Arc<dyn SlotSpace>,
         segments: Arc<Segments>,
         read_bytes_max: u64,
     ) -> Self {
-        Self { lanes, nodes, remote, space, segments, read_bytes_max, next_id: 1, broken: None }
+        let worn_since = (!is_whole).then(Instant::now);
+        Self { lanes, nodes, remote, space, segments, read_bytes_max, next_id: 1, worn_since, broken: None }
     }
 
     /// Which READs there are to be, and over which lane each goes. Parts that cannot be read are left out.
@@ -124,44 +150,36 @@ impl RdmaChannel {
             jobs: Vec::new(),
             unposted: self.lanes.iter().map(|_| VecDeque::new()).collect(),
             posted: BTreeMap::new(),
+            stranded: Vec::new(),
             finished: VecDeque::new(),
-            _registrations: BTreeMap::new(),
         };
         let mut queued = vec![0; self.lanes.len()];
-        let mut nodes = BTreeMap::new();
+        let (mut nodes, mut registered) = (BTreeMap::new(), BTreeMap::new());
         for (at, read) in parts.iter().enumerate() {
             let target = Target::new(&*self.space, read.target, read.part, read.bytes);
             let Some(address) = target.and_then(|target| target.address()) else { continue };
             let Some(number) = self.segments.number_at(address.addr()) else { continue };
-            let keys = match plan._registrations.get(&number) {
+            let keys = match registered.get(&number) {
                 Some(keys) => Arc::clone(keys),
                 None => {
                     let Some(known) = self.segments.registered(number)? else { continue };
-                    plan._registrations.insert(number, Arc::clone(&known.registrations));
+                    registered.insert(number, Arc::clone(&known.registrations));
                     known.registrations
                 }
             };
             let node = *nodes.entry(number).or_insert_with(|| self.node_of(address.addr()));
             let lane = self.lane_for(node, &queued);
-            let Some((remote, key)) = self.remote.find(read, self.lanes[lane].their_nic) else { continue };
-            let local_key = keys[self.lanes[lane].device].local_key();
-            queued[lane] += read.bytes;
-            let job = plan.jobs.len();
-            let mut pieces = 0;
-            for offset in (0..read.bytes).step_by(self.read_bytes_max as usize) {
-                let request = ReadRequest {
-                    id: self.next_id,
-                    local_address: address.expose_provenance() as u64 + offset,
-                    local_key,
-                    remote_address: remote + offset,
-                    remote_key: key,
-                    bytes: (read.bytes - offset).min(self.read_bytes_max) as u32,
-                };
-                self.next_id += 1;
-                pieces += 1;
-                plan.unposted[lane].push_back((request, job));
+            if self.remote.find(read, self.lanes[lane].way.1).is_none() {
+                continue;
             }
-            plan.jobs.push(Job { at, pieces_left: pieces, failed: false });
+            queued[lane] += read.bytes;
+            let (job, before) = (plan.jobs.len(), plan.unposted[lane].len());
+            plan.unposted[lane].extend((0..read.bytes).step_by(self.read_bytes_max as usize).map(|offset| {
+                let bytes = (read.bytes - offset).min(self.read_bytes_max);
+                Piece { job, offset, bytes }
+            }));
+            let pieces_left = plan.unposted[lane].len() - before;
+            plan.jobs.push(Job { at, address: address.expose_provenance() as u64, keys, pieces_left });
         }
         Ok(plan)
     }
@@ -171,10 +189,11 @@ impl RdmaChannel {
         self.nodes.iter().any(|node| *node != self.nodes[0]).then(|| node_of(address)).flatten()
     }
 
-    /// The lane with the least to do; of those near the slot, if there are any.
+    /// The lane with the least to do; of those near the slot, if there are any. None that is dead.
     fn lane_for(&self, node: Option<u32>, queued: &[u64]) -> usize {
-        let near = |lane: usize| node.is_some() && self.nodes[self.lanes[lane].device] == node;
-        (0..self.lanes.len()).min_by_key(|&lane| (!near(lane), queued[lane])).unwrap_or(0)
+        let near = |lane: &Lane| node.is_some() && self.nodes[lane.way.0] == node;
+        let living = self.lanes.iter().enumerate().filter(|(_, lane)| !lane.is_dead);
+        living.min_by_key(|(number, lane)| (!near(lane), queued[*number])).map_or(0, |(number, _)| number)
     }
 
     /// Read everything. An error: the channel cannot be used again, and something may still be under way.
@@ -187,7 +206,7 @@ impl RdmaChannel {
     ) -> Result<()> {
         let mut looks = 0;
         loop {
-            self.post(plan)?;
+            self.post(plan, parts)?;
             let before = plan.posted.len();
             self.poll(plan)?;
             // Devices work on while this thread looks at what has come.
@@ -206,25 +225,77 @@ impl RdmaChannel {
         }
     }
 
-    fn post(&mut self, plan: &mut Plan) -> Result<()> {
-        for (lane, unposted) in self.lanes.iter_mut().zip(&mut plan.unposted) {
-            while lane.pair.room() > 0
-                && let Some((request, job)) = unposted.front()
-            {
-                lane.pair.post(request)?;
-                plan.posted.insert(request.id, *job);
-                unposted.pop_front();
+    fn post(&mut self, plan: &mut Plan, parts: &[PartRead]) -> Result<()> {
+        for number in 0..self.lanes.len() {
+            if let Err(error) = self.post_to(number, plan, parts) {
+                self.give_way_up(self.lanes[number].way, error, plan)?;
             }
         }
         Ok(())
     }
 
-    fn poll(&mut self, plan: &mut Plan) -> Result<()> {
-        let mut failure = None;
-        for lane in &mut self.lanes {
-            lane.pair.poll(|id, result| plan.complete(id, result, &mut failure))?;
+    fn post_to(&mut self, number: usize, plan: &mut Plan, parts: &[PartRead]) -> Result<()> {
+        let lane = &mut self.lanes[number];
+        while lane.pair.room() > 0
+            && let Some(piece) = plan.unposted[number].front()
+        {
+            let job = &plan.jobs[piece.job];
+            if let Some((remote_address, remote_key)) = self.remote.find(&parts[job.at], lane.way.1) {
+                lane.pair.post(&ReadRequest {
+                    id: self.next_id,
+                    local_address: job.address + piece.offset,
+                    local_key: job.keys[lane.way.0].local_key(),
+                    remote_address: remote_address + piece.offset,
+                    remote_key,
+                    bytes: piece.bytes as u32,
+                })?;
+                plan.posted.insert(self.next_id, *piece);
+                self.next_id += 1;
+            }
+            plan.unposted[number].pop_front();
         }
-        failure.map_or(Ok(()), Err)
+        Ok(())
+    }
+
+    /// Take what has completed. What failed goes another way.
+    fn poll(&mut self, plan: &mut Plan) -> Result<()> {
+        let mut failures = Vec::new();
+        for lane in &mut self.lanes {
+            let mut failure = None;
+            lane.pair.poll(|id, result| {
+                plan.complete(id, result.is_ok());
+                failure = failure.take().or(result.err());
+            })?;
+            failures.extend(failure.filter(|_| !lane.is_dead).map(|error| (lane.way, error)));
+        }
+        for (way, error) in failures {
+            self.give_way_up(way, error, plan)?;
+        }
+        for piece in std::mem::take(&mut plan.stranded) {
+            let queued: Vec<u64> = plan.unposted.iter().map(|pieces| pieces.len() as u64).collect();
+            plan.unposted[self.lane_for(None, &queued)].push_back(piece);
+        }
+        Ok(())
+    }
+
+    /// Read nothing more from this port over there by this one of ours: all that is under way there ends in error, and
+    /// only then goes another way. An error: there is none.
+    fn give_way_up(&mut self, way: (usize, usize), error: Error, plan: &mut Plan) -> Result<()> {
+        let is_of_it = |lane: &Lane| lane.way == way && !lane.is_dead;
+        if !self.lanes.iter().any(is_of_it) {
+            return Ok(());
+        }
+        for (number, lane) in self.lanes.iter_mut().enumerate().filter(|(_, lane)| is_of_it(lane)) {
+            lane.is_dead = true;
+            plan.stranded.extend(plan.unposted[number].drain(..));
+            lane.pair.flush()?;
+        }
+        if self.lanes.iter().all(|lane| lane.is_dead) {
+            return Err(error);
+        }
+        log::info!("pegaflow: a peer is read from by fewer RDMA ports for a while: {error}");
+        self.worn_since.get_or_insert_with(Instant::now);
+        Ok(())
     }
 
     /// Wait for a completion, `until` at most.
@@ -263,12 +334,12 @@ impl RdmaChannel {
     /// End everything that is under way. Whether that worked: if not, devices may still write into slots.
     fn drain(&mut self, plan: &mut Plan) -> bool {
         plan.unposted.iter_mut().for_each(VecDeque::clear);
+        plan.stranded.clear();
         let until = Instant::now() + RDMA_DRAIN_TIME_MAX;
         let mut flushed = self.lanes.iter_mut().all(|lane| lane.pair.flush().is_ok());
         while flushed && self.lanes.iter().any(|lane| lane.pair.is_busy()) {
-            let mut failures = None;
             for lane in &mut self.lanes {
-                flushed &= lane.pair.poll(|id, result| plan.complete(id, result, &mut failures)).is_ok();
+                flushed &= lane.pair.poll(|id, result| plan.complete(id, result.is_ok())).is_ok();
             }
             if Instant::now() >= until {
                 flushed = false;

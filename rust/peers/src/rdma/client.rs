@@ -38,17 +38,58 @@ impl RdmaTransport {
 
 /// Which of our ports and which of the server's each queue pair connects: ours in turns, and to each one over there
 /// of the same kind, in the same order, since hosts are usually cabled alike. `routed`: for each of ours, whether it
-/// is addressed by GID alone. None where nothing reaches anything.
-fn ways(routed: &[bool], theirs: &[proto::Nic], pairs: usize) -> Vec<(usize, usize)> {
+/// is addressed by GID alone; `None`: it is not to be used. None where nothing reaches anything.
+fn ways(routed: &[Option<bool>], theirs: &[proto::Nic], pairs: usize) -> Vec<(usize, usize)> {
     let mut ways = Vec::new();
     for (at, routed) in routed.iter().enumerate() {
-        let possible: Vec<usize> = (0..theirs.len()).filter(|&their| *routed == (theirs[their].lid == 0)).collect();
+        let fits = |their: &usize| *routed == Some(theirs[*their].lid == 0);
+        let possible: Vec<usize> = (0..theirs.len()).filter(fits).collect();
         if !possible.is_empty() {
             ways.push((at, possible[at % possible.len()]));
         }
     }
     let count = if ways.is_empty() { 0 } else { pairs.max(ways.len()).min(RDMA_SESSION_PAIRS_MAX) };
     (0..count).map(|at| ways[at % ways.len()]).collect()
+}
+
+/// Connect a queue pair on each way on which that works. Where it works on none, why not on the last.
+fn connect(
+    devices: &[Arc<Device>],
+    ways: &[(usize, usize)],
+    mut request: ConnectRequest,
+    calls: &dyn ControlCalls,
+) -> Result<Vec<Lane>> {
+    let mut problem = Error::new(ErrorKind::NotFound, "the peer has no RDMA port that ours can reach");
+    let (mut pairs, mut lanes) = (Vec::new(), Vec::new());
+    for way in ways {
+        let device = &devices[way.0];
+        match QueuePair::new(device, false) {
+            Ok(pair) => {
+                request.pairs.push(pair.describe(way.1 as u32, device.reads_asked_max));
+                pairs.push((pair, *way));
+            }
+            Err(error) => problem = error,
+        }
+    }
+    if pairs.is_empty() {
+        return Err(problem);
+    }
+    let reply = calls.connect(request)?;
+    if reply.pairs.len() != pairs.len() {
+        let what = "the peer made another number of queue pairs than was asked for: upgrade or check that host";
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
+    for ((mut pair, way), other) in pairs.into_iter().zip(&reply.pairs) {
+        if other.number == 0 {
+            problem = Error::new(ErrorKind::Device, format!("the peer cannot use its RDMA port number {}", way.1));
+            continue;
+        }
+        match pair.connect(other) {
+            Ok(()) => lanes.push(Lane::new(pair, way)),
+            Err(error) => problem = error,
+        }
+    }
+    if lanes.is_empty() { Err(problem) } else { Ok(lanes) }
 }
 
 impl Transport for RdmaTransport {
@@ -64,7 +105,8 @@ impl Transport for RdmaTransport {
         calls: Arc<dyn ControlCalls>,
         deadline: Instant,
     ) -> Result<Box<dyn Channel>> {
-        let routed: Vec<bool> = self.devices.iter().map(|device| device.routed).collect();
+        let routed = self.devices.iter().map(|device| device.is_up().then_some(device.routed));
+        let routed: Vec<Option<bool>> = routed.collect();
         let ways = ways(&routed, &hello.nics, self.pairs_per_peer);
         if ways.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "the peer has no RDMA port that ours can reach"));
@@ -72,30 +114,15 @@ impl Transport for RdmaTransport {
         if Instant::now() >= deadline {
             return Err(Error::new(ErrorKind::Busy, "there was no time left to connect by RDMA"));
         }
-        let mut pairs = Vec::new();
-        let mut asked = Vec::new();
-        for &(ours, theirs) in &ways {
-            let device = &self.devices[ours];
-            let pair = QueuePair::new(device, false)?;
-            asked.push(pair.describe(theirs as u32, device.reads_asked_max));
-            pairs.push(pair);
-        }
-        let request = ConnectRequest { session: session.to_vec(), term: hello.term, pairs: asked };
-        let reply = calls.connect(request)?;
-        if reply.pairs.len() != pairs.len() {
-            let what = "the peer made another number of queue pairs than was asked for: upgrade or check that host";
-            return Err(Error::new(ErrorKind::Corrupt, what));
-        }
-        let mut lanes = Vec::new();
-        for ((mut pair, &(ours, theirs)), other) in pairs.into_iter().zip(&ways).zip(&reply.pairs) {
-            pair.connect(other)?;
-            lanes.push(Lane { pair, device: ours, their_nic: theirs });
-        }
+        let request = ConnectRequest { session: session.to_vec(), term: hello.term, pairs: Vec::new() };
+        let lanes = connect(&self.devices, &ways, request, &*calls)?;
+        let is_whole = lanes.len() == ways.len() && !routed.contains(&None);
         let remote = RemoteSegments::new(calls, session, hello.term, hello.nics.len());
         let nodes = self.devices.iter().map(|device| device.nic.node).collect();
         let read_bytes_max = self.devices.iter().map(|device| device.read_bytes_max).min().unwrap_or(1 << 12);
         let space = self.pool.space();
-        Ok(Box::new(RdmaChannel::new(lanes, nodes, remote, space, Arc::clone(&self.segments), read_bytes_max)))
+        let segments = Arc::clone(&self.segments);
+        Ok(Box::new(RdmaChannel::new(lanes, is_whole, nodes, remote, space, segments, read_bytes_max)))
     }
 }
 
@@ -109,11 +136,14 @@ mod tests {
 
     #[test]
     fn every_port_of_ours_is_used_and_reaches_its_own_kind() {
-        assert_eq!(ways(&[true, true], &nics(&[0, 0]), 2), [(0, 0), (1, 1)]);
-        assert_eq!(ways(&[true, true], &nics(&[0]), 1), [(0, 0), (1, 0)]);
-        assert_eq!(ways(&[true], &nics(&[0, 0]), 3), [(0, 0), (0, 0), (0, 0)]);
-        assert_eq!(ways(&[false, true], &nics(&[0, 7]), 2), [(0, 1), (1, 0)]);
-        assert!(ways(&[false], &nics(&[0, 0]), 2).is_empty());
-        assert!(ways(&[true], &[], 2).is_empty());
+        let (gid, lid) = (Some(true), Some(false));
+        assert_eq!(ways(&[gid, gid], &nics(&[0, 0]), 2), [(0, 0), (1, 1)]);
+        assert_eq!(ways(&[gid, gid], &nics(&[0]), 1), [(0, 0), (1, 0)]);
+        assert_eq!(ways(&[gid], &nics(&[0, 0]), 3), [(0, 0), (0, 0), (0, 0)]);
+        assert_eq!(ways(&[lid, gid], &nics(&[0, 7]), 2), [(0, 1), (1, 0)]);
+        assert_eq!(ways(&[None, gid], &nics(&[0, 0]), 2), [(1, 1), (1, 1)], "each keeps its cable");
+        assert!(ways(&[lid], &nics(&[0, 0]), 2).is_empty());
+        assert!(ways(&[gid], &[], 2).is_empty());
+        assert!(ways(&[None], &nics(&[0]), 2).is_empty());
     }
 }

@@ -94,13 +94,23 @@ impl Device {
         Ok(device)
     }
 
-    fn ask_port(&mut self) -> Result<()> {
+    fn port(&self) -> Result<PortAttr> {
         // SAFETY: plain numbers, for which zero is a value.
         let mut port: PortAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the device is open, and the library fills the structure.
         if unsafe { (self.library.query_port)(self.context, self.nic.port, &mut port) } != 0 {
             return Err(failed("ibv_query_port"));
         }
+        Ok(port)
+    }
+
+    /// Whether its link is up now.
+    pub(super) fn is_up(&self) -> bool {
+        self.port().is_ok_and(|port| port.state == PORT_ACTIVE)
+    }
+
+    fn ask_port(&mut self) -> Result<()> {
+        let port = self.port()?;
         if port.state != PORT_ACTIVE {
             return Err(Error::new(ErrorKind::Device, "the port is not active: connect it or leave it out"));
         }

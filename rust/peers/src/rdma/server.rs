@@ -66,17 +66,27 @@ impl RegionSource for RdmaServer {
             let what = format!("{} queue pairs are too many: at most {RDMA_SESSION_PAIRS_MAX}", asked.len());
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         }
-        let mut pairs = Vec::new();
-        let mut replies = Vec::new();
+        let (mut pairs, mut replies, mut problem) = (Vec::new(), Vec::new(), None);
         for peer in asked {
             let device = self.devices.get(peer.nic as usize).ok_or_else(|| {
                 Error::new(ErrorKind::InvalidArgument, format!("this server has no RDMA port number {}", peer.nic))
             })?;
-            let mut pair = QueuePair::new(device, true)?;
-            pair.answer(peer)?;
-            let reads_max = peer.reads_max.clamp(1, device.reads_answered_max.into()) as u8;
-            replies.push(pair.describe(peer.nic, reads_max));
-            pairs.push(pair);
+            let made = QueuePair::new(device, true).and_then(|mut pair| pair.answer(peer).map(|()| pair));
+            match made {
+                Ok(pair) => {
+                    let reads_max = peer.reads_max.clamp(1, device.reads_answered_max.into()) as u8;
+                    replies.push(pair.describe(peer.nic, reads_max));
+                    pairs.push(pair);
+                }
+                // The link of this one may be down, and others of the client's may reach us.
+                Err(error) => {
+                    replies.push(proto::QueuePair::default());
+                    problem = Some(error);
+                }
+            }
+        }
+        if let Some(problem) = problem.filter(|_| pairs.is_empty()) {
+            return Err(problem);
         }
         let mut sessions = lock(&self.sessions);
         let all: usize = sessions.values().map(VecDeque::len).sum();

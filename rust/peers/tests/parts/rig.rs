@@ -83,7 +83,16 @@ pub fn kinds() -> Vec<TransportKind> {
 /// Devices that `PEGAFLOW_RDMA_DEVICES` names, by commas: the client's and the server's. `PEGAFLOW_RDMA_GID` is the
 /// number of their address, 1 unless it is set.
 pub fn devices() -> Vec<Nic> {
-    let names = std::env::var("PEGAFLOW_RDMA_DEVICES").unwrap_or_default();
+    devices_in("PEGAFLOW_RDMA_DEVICES")
+}
+
+/// Several pairs of the same, each on a cable of its own: `PEGAFLOW_RDMA_CABLES`.
+pub fn cables() -> Vec<Nic> {
+    devices_in("PEGAFLOW_RDMA_CABLES")
+}
+
+fn devices_in(variable: &str) -> Vec<Nic> {
+    let names = std::env::var(variable).unwrap_or_default();
     let gid_index = std::env::var("PEGAFLOW_RDMA_GID").map_or(1, |text| text.parse().unwrap());
     let nic = |name: &str| Nic { device: name.to_owned(), port: 1, gid_index, mtu_bytes: 4096, node: None };
     names.split(',').filter(|name| !name.is_empty()).map(nic).collect()
@@ -116,14 +125,20 @@ impl Rig {
     }
 
     pub fn rdma(parts: &[u64]) -> Self {
+        let devices = devices();
+        assert_eq!(devices.len(), 2, "PEGAFLOW_RDMA_DEVICES names two devices");
+        Self::rdma_over(parts, &devices)
+    }
+
+    /// Over several devices: the client's and the server's, in turns.
+    pub fn rdma_over(parts: &[u64], devices: &[Nic]) -> Self {
         let (server, client) = (Side::new("peers-server", parts), Side::new("peers-client", parts));
         let leases = Arc::new(Leases::new(server.space()));
-        let [ours, theirs] = &devices()[..] else { panic!("PEGAFLOW_RDMA_DEVICES names two devices") };
-        let serving =
-            RdmaServer::open(Arc::clone(&server.pool), std::slice::from_ref(theirs)).expect("the server's device");
+        let every_other = |first| devices.iter().skip(first).step_by(2).cloned().collect::<Vec<Nic>>();
+        let serving = RdmaServer::open(Arc::clone(&server.pool), &every_other(1)).expect("the server's devices");
         let serving = Arc::new(serving);
         let transport =
-            RdmaTransport::open(Arc::clone(&client.pool), std::slice::from_ref(ours), 2).expect("the client's device");
+            RdmaTransport::open(Arc::clone(&client.pool), &every_other(0), 2).expect("the client's devices");
         let hello = HelloReply { nics: serving.nics(), term: 5, ..HelloReply::default() };
         let calls = Arc::new(LocalCalls(Arc::clone(&serving)));
         let (tcp, rdma, transport) = (Mutex::new(None), Some(serving), Box::new(transport));
@@ -180,7 +195,19 @@ pub fn check_arrived(client: &Side, first: u64, reads: &[PartRead], outcome: &Re
     for (read, arrived) in reads.iter().zip(&outcome.arrived) {
         let Some(checksum) = arrived else { continue };
         let expected = pattern(first + u64::from(read.index), read.part, read.bytes as usize);
-        assert!(client.reserved_bytes(read.target, read.part) == expected, "other bytes arrived");
+        let come = client.reserved_bytes(read.target, read.part);
+        let wrong: Vec<usize> = (0..expected.len()).filter(|&at| come[at] != expected[at]).collect();
+        assert!(
+            wrong.is_empty(),
+            "block {} part {}: {} of {} bytes are others, from {:?} to {:?}; {} of them are those from before",
+            read.index,
+            read.part,
+            wrong.len(),
+            expected.len(),
+            wrong.first(),
+            wrong.last(),
+            wrong.iter().filter(|&&at| come[at] == 0xEE).count()
+        );
         assert_eq!(*checksum, part_checksum(read.part, &expected));
     }
     outcome.arrived.iter().flatten().count()
