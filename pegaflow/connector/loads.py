@@ -14,6 +14,7 @@ from pegaflow.connector.log import logger
 from pegaflow.connector.matching import Index, Match, Need, find_match, needs_of, with_tail
 from pegaflow.connector.metadata import GroupBlocks, LoadJob, LoadOutcome
 from pegaflow.connector.namespaces import Store
+from pegaflow.connector.peer_runs import Everything
 from pegaflow.connector.peer_watch import PeerWatch, WatchedView
 from pegaflow.connector.peering import PeerFetches
 from pegaflow.connector.prefetching import Prefetches, TierView
@@ -99,7 +100,10 @@ class Loads:
         keys = self._keys(state)
         views: Any = namespaces
         if self._shards is not None:
-            views = self._shards.views(state.request.request_id, views, keys)
+            # What the device has already is not worth a step.
+            most = self._find(state, {group: Everything() for group in namespaces}, keys, computed_tokens)
+            asked = keys if most is not None else {}
+            views = self._shards.views(state.request.request_id, views, asked)
         elif self._put_off(state, namespaces, keys, computed_tokens):
             views = None
         if views is None:

@@ -293,6 +293,15 @@ def test_a_request_that_goes_away_before_anybody_was_asked_is_not_asked_for() ->
     hosts.assert_nothing_held()
 
 
+@pytest.mark.parametrize(("tokens", "computed"), [(3, 0), (40, 40)])
+def test_nobody_is_asked_where_nothing_can_be_gained(tokens: int, computed: int) -> None:
+    engine = FakeHosts().engine()
+    hit(engine)
+    request = engine.add(PROMPT[:tokens])
+    assert engine.scheduler.match(request, computed, False) == (0, False)
+    assert not engine.pool.has_orders
+
+
 def test_what_was_asked_under_other_names_is_asked_again() -> None:
     hosts = FakeHosts()
     hit(hosts.engine())
