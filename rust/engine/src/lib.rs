@@ -10,6 +10,8 @@ pub mod checksum;
 pub mod config;
 #[cfg(not(loom))]
 pub mod copy;
+#[cfg(not(loom))]
+mod counters;
 pub mod crash_point;
 #[cfg(not(loom))]
 pub mod cuda;

@@ -37,7 +37,7 @@ pub(super) fn tier(view: &View) -> Option<TierReport> {
         3 if leader.is_some() => "off",
         _ => "none",
     };
-    let mut numbers: BTreeMap<&'static str, u64> = header.counts().into_iter().collect();
+    let mut numbers: BTreeMap<&'static str, u64> = header.counts().collect();
     numbers.insert("zones_done", header.zones_done.load(Relaxed));
     numbers.insert("zones", header.zones.load(Relaxed));
     numbers.insert("records", header.records.load(Relaxed));

@@ -1,22 +1,11 @@
 //! What the tier has done, over all leaders: words of its header that only rise.
 
 use super::rows::{COUNTERS, TierHeader};
+use crate::counters::counters;
 use crate::sync::Relaxed;
 
-macro_rules! counters {
-    ($($(#[doc = $doc:literal])* $name:ident = $label:literal,)*) => {
-        /// One counter; the number is its place in the header.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Counter {
-            $($(#[doc = $doc])* $name,)*
-        }
-
-        /// Names of the counters, in the order of their places.
-        pub(crate) const NAMES: &[&str] = &[$($label,)*];
-    };
-}
-
 counters! {
+    of TierHeader;
     /// Blocks whose write was reported complete.
     SpilledBlocks = "spilled_blocks",
     /// Their bytes.
@@ -59,23 +48,9 @@ counters! {
     TurnedOff = "turned_off",
 }
 
-const _: () = assert!(NAMES.len() <= COUNTERS);
-
 impl TierHeader {
-    /// Count.
-    pub(crate) fn add(&self, counter: Counter, count: u64) {
-        if count > 0 {
-            self.counters[counter as usize].fetch_add(count, Relaxed);
-        }
-    }
-
     /// Note a high-water mark.
     pub(crate) fn raise(&self, counter: Counter, value: u64) {
         self.counters[counter as usize].fetch_max(value, Relaxed);
-    }
-
-    /// Names and values.
-    pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
-        NAMES.iter().zip(&self.counters).map(|(name, word)| (*name, word.load(Relaxed))).collect()
     }
 }

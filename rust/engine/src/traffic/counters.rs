@@ -1,22 +1,10 @@
 //! Counters of one namespace: words that only rise.
 
 use super::rows::{COUNTERS, TrafficNamespace};
-use crate::sync::Relaxed;
-
-macro_rules! counters {
-    ($($(#[doc = $doc:literal])* $name:ident = $label:literal,)*) => {
-        /// One counter; the number is its place in the row.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Counter {
-            $($(#[doc = $doc])* $name,)*
-        }
-
-        /// Names of the counters, in the order of their places.
-        pub(crate) const NAMES: &[&str] = &[$($label,)*];
-    };
-}
+use crate::counters::counters;
 
 counters! {
+    of TrafficNamespace;
     /// Prompts that were looked for.
     Prompts = "prompts",
     /// Their blocks.
@@ -45,20 +33,4 @@ counters! {
     Loaded = "loaded_blocks",
     /// Their bytes.
     LoadedBytes = "loaded_bytes",
-}
-
-const _: () = assert!(NAMES.len() <= COUNTERS);
-
-impl TrafficNamespace {
-    /// Count.
-    pub(crate) fn add(&self, counter: Counter, count: u64) {
-        if count > 0 {
-            self.counters[counter as usize].fetch_add(count, Relaxed);
-        }
-    }
-
-    /// Names and values.
-    pub(crate) fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        NAMES.iter().zip(&self.counters).map(|(name, word)| (*name, word.load(Relaxed)))
-    }
 }
