@@ -14,6 +14,7 @@ pub struct Key {
 
 impl Key {
     /// A key of 1 to 32 bytes.
+    #[inline]
     pub fn new(bytes: &[u8]) -> Result<Self> {
         if bytes.is_empty() || bytes.len() > KEY_BYTES_MAX {
             return Err(Error::invalid(format!(
@@ -21,13 +22,7 @@ impl Key {
                 bytes.len()
             )));
         }
-        let mut padded = [0u8; KEY_BYTES_MAX];
-        padded[..bytes.len()].copy_from_slice(bytes);
-        let mut words = [0u64; 4];
-        for (word, chunk) in words.iter_mut().zip(padded.chunks_exact(8)) {
-            *word = u64::from_le_bytes(chunk.try_into().expect("chunk of 8"));
-        }
-        Ok(Self { words, bytes: bytes.len() as u8 })
+        Ok(Self { words: words_of(bytes), bytes: bytes.len() as u8 })
     }
 
     /// From what a slot header holds; `None` if the length is impossible.
@@ -58,6 +53,24 @@ impl Key {
         }
         hash
     }
+}
+
+/// At most 32 bytes as words. Lookups of a thousand keys spend much of their time here, and a copy of a length that is
+/// not known at compile time takes longer than all else: so the two lengths that vLLM's hashes have are known.
+#[inline]
+fn words_of(bytes: &[u8]) -> [u64; 4] {
+    let word = |chunk: &[u8; 8]| u64::from_le_bytes(*chunk);
+    match bytes.as_chunks::<8>() {
+        ([first, second, third, fourth], []) => [word(first), word(second), word(third), word(fourth)],
+        ([first, second], []) => [word(first), word(second), 0, 0],
+        _ => padded(bytes),
+    }
+}
+
+fn padded(bytes: &[u8]) -> [u64; 4] {
+    let mut padded = [0u8; KEY_BYTES_MAX];
+    padded[..bytes.len()].copy_from_slice(bytes);
+    std::array::from_fn(|word| u64::from_le_bytes(padded.as_chunks::<8>().0[word]))
 }
 
 /// A slot at one generation: `generation << 32 | slot`. Once the slot is recycled the reference is stale, and every

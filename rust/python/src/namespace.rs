@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::{Engine, NativeError, Result};
 use crate::items::Items;
-use crate::keys::{keys, keys_in, optional_keys};
+use crate::keys::{hashes_in, keys, keys_in, optional_keys};
 use crate::pool::{PoolHandle, counters};
 use crate::tier::{self, Prefetch};
 
@@ -157,7 +157,7 @@ impl Namespace {
         stop: Option<usize>,
     ) -> Result<Option<Misses>> {
         let (pool, items) = (self.pool.get()?, Items::of(keys, "keys")?);
-        let keys = keys_in(&items, 0..stop.map_or(items.len(), |stop| stop.min(items.len())))?;
+        let keys = hashes_in(&items, 0..stop.map_or(items.len(), |stop| stop.min(items.len())))?;
         let prompt = Prompt { start, ram, ssd, peer, late };
         let missed = py.engine(|| pool.note_prompt(self.engine, &keys, &prompt))?;
         Ok(missed.map(|missed| (missed.never_stored, missed.evicted, missed.reset, missed.late, missed.tier_off)))

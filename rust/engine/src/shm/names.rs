@@ -18,7 +18,7 @@ pub(crate) const TIER: &str = "ssd";
 /// Prefix of such a file that is still being written.
 pub(crate) const TIER_NEW: &str = "ssd.new.";
 /// File of what was asked of the pool and found.
-pub(crate) const TRAFFIC: &str = "traffic-v1";
+pub(crate) const TRAFFIC: &str = "traffic-v2";
 /// Prefix of such a file that is still being written.
 pub(crate) const TRAFFIC_NEW: &str = "traffic.new.";
 /// How all their names begin, those of other versions too.

@@ -197,6 +197,13 @@ impl Core {
         Ok(NamespaceInfo { id: ns.0, parts: part_bytes.len() as u32, part_bytes })
     }
 
+    /// Bytes of a block of `ns`, as its row says.
+    pub(crate) fn block_bytes(&self, ns: Namespace) -> Result<u64> {
+        let row = self.namespace_row(ns)?;
+        let parts = row.part_bytes.iter().take(row.parts.load(Relaxed) as usize);
+        Ok(parts.fold(0, |sum, bytes| sum.saturating_add(bytes.load(Relaxed))))
+    }
+
     /// Make every block of `ns`, and of all other groups of its fingerprint, foreign: one store, for all processes.
     pub(crate) fn reset(&self, ns: Namespace) -> Result<u64> {
         let row = self.namespace_row(ns)?;

@@ -15,35 +15,64 @@ const WEIGHT_UNIT: u64 = 1024;
 /// Upper bound of the first bucket, as a power of two.
 const FIRST_BITS: u32 = 12;
 
+/// What became of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It was asked for and not found in memory,
+    Missed,
+    /// or found there.
+    Found,
+    /// It was used, and nobody asked the pool for it.
+    NotAsked,
+}
+
+/// A use of a followed block.
+pub(super) struct Use {
+    pub(super) hash: u64,
+    pub(super) fate: Fate,
+}
+
 /// What one call tells the curve.
 pub(super) struct Uses<'a> {
-    /// Hashes of the followed blocks of a prompt, first one first, and whether each counts as asked for.
-    pub(super) blocks: &'a [(u64, bool)],
-    /// How many blocks were asked for, followed or not.
-    pub(super) references: u64,
+    /// Followed blocks of a prompt, first one first.
+    pub(super) blocks: &'a [Use],
+    /// How many blocks were asked for, followed or not, and missed; and found.
+    pub(super) asked: [u64; 2],
     pub(super) block_bytes: u64,
 }
 
 impl Traffic {
+    /// Count what was asked for. Needs no lock.
+    pub(super) fn note_asked(&self, uses: &Uses<'_>) {
+        for (word, count) in self.header().references.iter().zip(uses.asked) {
+            word.fetch_add(count, Relaxed);
+        }
+    }
+
     /// Take note of a prompt.
     pub(super) fn note_uses(&self, _lock: &LockGuard<'_>, uses: &Uses<'_>) {
         self.begin();
         let threshold = self.threshold();
-        let kib = kib_of(uses.block_bytes);
+        let (kib, all) = (kib_of(uses.block_bytes), self.kib_in_all());
         let weight = scaled(WEIGHT_UNIT, threshold);
-        for (hash, _) in uses.blocks.iter().filter(|(hash, counts)| *counts && *hash < threshold) {
-            self.header().sampled_weight.fetch_add(weight, Relaxed);
-            if let Some(sample) = self.sample(*hash) {
-                let since = scaled(self.kib_since(sample).saturating_mul(1024), threshold);
-                let needed = since.saturating_add(uses.block_bytes);
-                self.header().buckets[bucket_of(needed)].fetch_add(weight, Relaxed);
+        let samples: Vec<_> = uses.blocks.iter().map(|block| self.sample(block.hash)).collect();
+        for (block, sample) in uses.blocks.iter().zip(&samples) {
+            if block.fate == Fate::NotAsked || block.hash >= threshold {
+                continue;
+            }
+            self.header().sampled_weight[block.fate as usize].fetch_add(weight, Relaxed);
+            if let Some(sample) = sample {
+                let since = all.wrapping_sub(self.kib_until(sample)).saturating_mul(1024);
+                let needed = scaled(since, threshold).saturating_add(uses.block_bytes);
+                self.header().buckets[block.fate as usize][bucket_of(needed)].fetch_add(weight, Relaxed);
             }
         }
-        self.header().references.fetch_add(uses.references, Relaxed);
+        self.note_asked(uses);
         crate::crash_point::pass("traffic.sampling");
-        for (hash, counts) in uses.blocks.iter().rev() {
-            if *hash < self.threshold() && (*counts || self.sample(*hash).is_some()) {
-                self.note_use(*hash, kib);
+        for (block, sample) in uses.blocks.iter().zip(&samples).rev() {
+            // The threshold may sink meanwhile.
+            if block.hash < self.threshold() && (block.fate != Fate::NotAsked || sample.is_some()) {
+                self.note_use(block.hash, kib, *sample);
             }
         }
         self.end();
@@ -53,7 +82,7 @@ impl Traffic {
     pub(super) fn note_new(&self, _lock: &LockGuard<'_>, hash: u64, block_bytes: u64) {
         self.begin();
         if self.sample(hash).is_none() {
-            self.note_use(hash, kib_of(block_bytes));
+            self.note_use(hash, kib_of(block_bytes), None);
         }
         self.end();
     }
@@ -72,11 +101,12 @@ impl Traffic {
     /// The curve as it is now.
     pub(super) fn curve(&self) -> Curve {
         let header = self.header();
-        Curve {
-            references: header.references.load(Relaxed),
-            sampled_weight: header.sampled_weight.load(Relaxed),
-            buckets: header.buckets.iter().map(|bucket| bucket.load(Relaxed)).collect(),
-        }
+        let of = |fate: Fate| Part {
+            references: header.references[fate as usize].load(Relaxed),
+            sampled_weight: header.sampled_weight[fate as usize].load(Relaxed),
+            buckets: header.buckets[fate as usize].iter().map(|bucket| bucket.load(Relaxed)).collect(),
+        };
+        Curve { missed: of(Fate::Missed), found: of(Fate::Found) }
     }
 }
 
@@ -106,31 +136,59 @@ fn bounds_of(bucket: usize) -> (u64, u64) {
 }
 
 /// A copy of the histogram.
+///
+/// What the pool found and what it did not find are told apart, since it is known of each block which it was: so much
+/// of what chance does to a sample changes nothing near the size that the pool has.
 pub(super) struct Curve {
-    /// Blocks that it is about.
-    pub(super) references: u64,
+    missed: Part,
+    found: Part,
+}
+
+struct Part {
+    references: u64,
     sampled_weight: u64,
     buckets: Vec<u64>,
 }
 
 impl Curve {
+    /// Blocks that it is about.
+    pub(super) fn references(&self) -> u64 {
+        self.missed.references.saturating_add(self.found.references)
+    }
+
     /// Millionths of the blocks that a pool of so many bytes would have found; `None` if none was asked for.
     pub(super) fn hit_ppm(&self, bytes: u64) -> Option<u64> {
-        if self.references == 0 {
+        let references = self.references();
+        if references == 0 {
             return None;
         }
-        let mut found = 0f64;
-        for (bucket, weight) in self.buckets.iter().enumerate() {
+        // Samples may hold more or fewer of the blocks that are used all the time than their due: what is missing is of
+        // those (the adjustment of the SHARDS paper). They are among those found, if there are any.
+        let missing = self.found.references as f64 - self.found.weight();
+        let again = self.found.reused_within(bytes) + missing;
+        let missed = self.missed.references as f64;
+        // Of the others all are alike.
+        let late = self.missed.reused_within(bytes) / self.missed.weight().max(f64::MIN_POSITIVE) * missed;
+        let hits = again.clamp(0.0, self.found.references as f64) + late.clamp(0.0, missed);
+        Some(((hits / references as f64).clamp(0.0, 1.0) * 1e6) as u64)
+    }
+}
+
+impl Part {
+    /// References that those that were followed stand for.
+    fn weight(&self) -> f64 {
+        self.sampled_weight as f64 / WEIGHT_UNIT as f64
+    }
+
+    /// Of these, those whose reuse distance is at most so many bytes.
+    fn reused_within(&self, bytes: u64) -> f64 {
+        let mut weight = 0f64;
+        for (bucket, weights) in self.buckets.iter().enumerate() {
             let (low, high) = bounds_of(bucket);
             let part = bytes.saturating_sub(low) as f64 / (high - low) as f64;
-            found += *weight as f64 * part.min(1.0);
+            weight += *weights as f64 * part.min(1.0);
         }
-        let unit = WEIGHT_UNIT as f64;
-        // Samples may hold more or fewer of the blocks that are used all the time than their due: what is missing is of
-        // those (the adjustment of the SHARDS paper).
-        let missing = self.references as f64 - self.sampled_weight as f64 / unit;
-        let share = (found / unit + missing) / self.references as f64;
-        Some((share.clamp(0.0, 1.0) * 1e6) as u64)
+        weight / WEIGHT_UNIT as f64
     }
 }
 

@@ -19,7 +19,7 @@ use crate::shm::names::{TRAFFIC, TRAFFIC_NEW};
 use crate::sync::AtomicU64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PEGATRAF");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const WORDS: usize = 16;
 /// Tries to make the file while others take it away.
 const CREATE_TRIES_MAX: usize = 16;
@@ -222,7 +222,7 @@ mod tests {
         let file = write(&Place::Anonymous, TRAFFIC, TRAFFIC_SEEN_MIN).unwrap();
         let traffic = Traffic::of(&file).unwrap();
         assert_eq!(traffic.lines().len(), 2 * lines_for(TRAFFIC_SEEN_MIN));
-        assert_eq!(traffic.header().references.load(Relaxed), 0);
+        assert_eq!(traffic.header().references[0].load(Relaxed), 0);
         file.write_all_at(&[1], 100).unwrap();
         assert_eq!(Traffic::of(&file).map(drop).unwrap_err().kind(), ErrorKind::Corrupt, "its checksum is wrong");
         file.write_all_at(&[0], 100).unwrap();

@@ -7,6 +7,7 @@
 mod counters;
 mod curve;
 mod file;
+mod name;
 mod note;
 mod report;
 mod rows;
@@ -17,6 +18,7 @@ mod seen;
 mod traffic_tests;
 mod windows;
 
+pub use name::KeyHash;
 pub use note::{Missed, Prompt};
 pub(crate) use report::{TrafficReport, report};
 pub(crate) use seat::TrafficSeat;

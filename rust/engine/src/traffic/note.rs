@@ -1,15 +1,16 @@
 //! Counting: what was asked for and where it was found, what was stored, what was copied out.
 
 use super::counters::Counter;
-use super::curve::Uses;
+use super::curve::{Fate, Use, Uses};
 use super::file::Traffic;
+use super::name::{KeyHash, Salt};
 use super::rows::TrafficNamespace;
 use super::windows::Window;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
-use crate::shm::namespace::{Identity, Namespace};
+use crate::shm::namespace::Namespace;
 use crate::shm::pool::Pool;
 use crate::sync::Relaxed;
 use crate::tier::TierState;
@@ -45,45 +46,26 @@ pub struct Missed {
     pub tier_off: u64,
 }
 
-/// Spreads hashes that differ in a few bits.
-pub(super) fn mixed(hash: u64) -> u64 {
-    let hash = (hash ^ hash >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let hash = (hash ^ hash >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    hash ^ hash >> 31
-}
-
-/// What stands for a block of this namespace at its present epoch.
-fn hash_of(identity: &Identity, key: &Key) -> u64 {
-    mixed(key.spread(identity.fingerprint[3].wrapping_add(u64::from(identity.id))))
-}
-
-/// What stands for blocks of this key and group under any fingerprint.
-fn hash_anywhere(group: u32, key: &Key) -> u64 {
-    mixed(key.spread(!u64::from(group)))
-}
-
 impl Pool {
     /// Count a prompt of these keys, once it is known what of it was found. `None` if this process keeps no statistics.
-    pub fn note_prompt(&self, ns: Namespace, keys: &[Key], prompt: &Prompt) -> Result<Option<Missed>> {
+    pub fn note_prompt(&self, ns: Namespace, keys: &[KeyHash], prompt: &Prompt) -> Result<Option<Missed>> {
         let core = self.core();
         core.check_usable()?;
         let ends = [prompt.start, prompt.ram, prompt.ssd, prompt.peer, prompt.late, keys.len()];
         if !ends.is_sorted() {
             return Err(Error::invalid("positions in a prompt go backwards: give start <= ram <= ssd <= peer <= late"));
         }
-        let identity = core.identity(ns)?;
+        let here = Salt::of(&core.identity(ns)?);
+        let anywhere = Salt::anywhere(core.namespace_row(ns)?.group.load(Relaxed));
         let (Some(traffic), Some(counters)) = (core.traffic(), core.counters_of(ns)) else { return Ok(None) };
-        // Once for each key: this is what counting spends its time on.
-        let hashes: Vec<u64> = keys.iter().map(|key| hash_of(&identity, key)).collect();
-        let mut missed = traffic.classify(core.namespace_row(ns)?.group.load(Relaxed), keys, &hashes, prompt);
+        let mut missed = traffic.classify(keys, here, anywhere, prompt);
         if missed.evicted > 0 && core.tier_is_off() {
             (missed.tier_off, missed.evicted) = (missed.evicted, 0);
         }
         count(counters, keys.len(), prompt, &missed);
         let asked = (keys.len() - prompt.start) as u64;
-        traffic.note_in_windows(boot_ms() / 1000, asked, hashes[prompt.peer..].iter().copied());
-        let block_bytes = core.namespace_info(ns)?.part_bytes.iter().sum();
-        core.note_in_curve(traffic, &hashes, prompt.start, block_bytes);
+        traffic.note_in_windows(boot_ms() / 1000, asked, keys[prompt.peer..].iter().map(|key| key.at(here)));
+        core.note_in_curve(traffic, keys, here, prompt, core.block_bytes(ns)?);
         Ok(Some(missed))
     }
 
@@ -91,7 +73,7 @@ impl Pool {
     pub fn note_loaded(&self, ns: Namespace, blocks: u64) -> Result<()> {
         let core = self.core();
         core.check_usable()?;
-        let block_bytes: u64 = core.namespace_info(ns)?.part_bytes.iter().sum();
+        let block_bytes = core.block_bytes(ns)?;
         if let Some(counters) = core.counters_of(ns) {
             counters.add(Counter::Loaded, blocks);
             counters.add(Counter::LoadedBytes, blocks.saturating_mul(block_bytes));
@@ -119,15 +101,16 @@ impl Core {
     /// A block has become visible.
     pub(crate) fn note_stored(&self, ns: Namespace, key: &Key) {
         let (Some(traffic), Some(counters)) = (self.traffic(), self.counters_of(ns)) else { return };
-        let (Ok(identity), Ok(row), Ok(info)) = (self.identity(ns), self.namespace_row(ns), self.namespace_info(ns))
+        let (Ok(identity), Ok(row), Ok(block_bytes)) =
+            (self.identity(ns), self.namespace_row(ns), self.block_bytes(ns))
         else {
             return;
         };
-        let block_bytes = info.part_bytes.iter().sum();
         counters.add(Counter::Stored, 1);
         counters.add(Counter::StoredBytes, block_bytes);
-        let hash = hash_of(&identity, key);
-        traffic.remember([hash, hash_anywhere(row.group.load(Relaxed), key)]);
+        let key = KeyHash::from(key);
+        let hash = key.at(Salt::of(&identity));
+        traffic.remember([hash, key.at(Salt::anywhere(row.group.load(Relaxed)))]);
         if hash < traffic.threshold()
             && let Some(lock) = self.try_lock(&traffic.header().curve_lock)
         {
@@ -135,11 +118,25 @@ impl Core {
         }
     }
 
-    fn note_in_curve(&self, traffic: &Traffic, hashes: &[u64], start: usize, block_bytes: u64) {
+    fn note_in_curve(&self, traffic: &Traffic, keys: &[KeyHash], here: Salt, prompt: &Prompt, block_bytes: u64) {
         let threshold = traffic.threshold();
-        let followed = hashes.iter().enumerate().filter(|(_, hash)| **hash < threshold);
-        let blocks: Vec<(u64, bool)> = followed.map(|(position, hash)| (*hash, position >= start)).collect();
-        let uses = Uses { blocks: &blocks, references: (hashes.len() - start) as u64, block_bytes };
+        let fate = |position| match position {
+            _ if position < prompt.start => Fate::NotAsked,
+            _ if position < prompt.ram => Fate::Found,
+            _ => Fate::Missed,
+        };
+        let hashes = keys.iter().map(|key| key.at(here)).enumerate();
+        let blocks: Vec<Use> = hashes
+            .filter(|(_, hash)| *hash < threshold)
+            .map(|(position, hash)| Use { hash, fate: fate(position) })
+            .collect();
+        let asked = [keys.len() - prompt.ram, prompt.ram - prompt.start].map(|blocks| blocks as u64);
+        let uses = Uses { blocks: &blocks, asked, block_bytes };
+        if blocks.is_empty() {
+            // Nothing that the lock guards is changed.
+            traffic.note_asked(&uses);
+            return;
+        }
         match self.try_lock(&traffic.header().curve_lock) {
             Some(lock) => traffic.note_uses(&lock, &uses),
             None => {
@@ -152,11 +149,11 @@ impl Core {
 impl Traffic {
     /// Why `keys[prompt.peer..]` were not found. A block is stored after the one before it, so those that were stored
     /// once are in front, and where they end is found by halving.
-    fn classify(&self, group: u32, keys: &[Key], hashes: &[u64], prompt: &Prompt) -> Missed {
+    fn classify(&self, keys: &[KeyHash], here: Salt, anywhere: Salt, prompt: &Prompt) -> Missed {
         let rest = &keys[prompt.late..];
-        let evicted = hashes[prompt.late..].partition_point(|hash| self.remembers(*hash));
+        let evicted = rest.partition_point(|key| self.remembers(key.at(here)));
         let elsewhere = &rest[evicted..];
-        let reset = elsewhere.partition_point(|key| self.remembers(hash_anywhere(group, key)));
+        let reset = elsewhere.partition_point(|key| self.remembers(key.at(anywhere)));
         Missed {
             never_stored: (elsewhere.len() - reset) as u64,
             evicted: evicted as u64,

@@ -70,7 +70,7 @@ pub(crate) fn report(place: &Place, pool_bytes: u64, namespaces: &[usize]) -> Op
         namespaces: namespaces.iter().filter_map(counts).collect(),
         windows: windows.into(),
         curve: CurveReport {
-            references: curve.references,
+            references: curve.references(),
             samples: header.samples.load(Relaxed),
             sampled_ppm: (traffic.threshold() as f64 / u64::MAX as f64 * 1e6) as u64,
             skipped: header.curve_skipped.load(Relaxed),

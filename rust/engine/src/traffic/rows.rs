@@ -23,19 +23,19 @@ pub(crate) struct TrafficHeader {
     pub(crate) last_place: AtomicU64,
     /// Samples there are.
     pub(crate) samples: AtomicU64,
-    /// Blocks that were asked for while the curve could be changed.
-    pub(crate) references: AtomicU64,
+    /// Blocks that were asked for while the curve could be changed: not found in memory, and found.
+    pub(crate) references: [AtomicU64; 2],
     /// What those of them that were followed stand for, in 1,024ths.
-    pub(crate) sampled_weight: AtomicU64,
+    pub(crate) sampled_weight: [AtomicU64; 2],
     /// Prompts that the curve does not know, since somebody else was at it.
     pub(crate) curve_skipped: AtomicU64,
     /// Which of the two filters is written: its lowest bit.
     pub(crate) filter: AtomicU64,
     /// Hashes that were put into it.
     pub(crate) filter_filled: AtomicU64,
-    /// By reuse distance, what references stand for, in 1,024ths.
-    pub(crate) buckets: [AtomicU64; TRAFFIC_BUCKETS],
-    pub(crate) spare: [SpareWord; 318],
+    /// By reuse distance, what references stand for, in 1,024ths: of those not found, and of those found.
+    pub(crate) buckets: [[AtomicU64; TRAFFIC_BUCKETS]; 2],
+    pub(crate) spare: [SpareWord; 148],
 }
 
 /// What was asked for of the namespace of the same number.

@@ -31,18 +31,25 @@ impl Traffic {
             .find(|sample| sample.hash.load(Relaxed) == hash)
     }
 
-    /// Units of 1,024 bytes of samples that were used after this one.
-    pub(super) fn kib_since(&self, sample: &Sample) -> u64 {
-        self.sum_to(self.last_place()).wrapping_sub(self.sum_to(sample.place.load(Relaxed) as usize))
+    /// Units of 1,024 bytes of all samples.
+    pub(super) fn kib_in_all(&self) -> u64 {
+        self.sum_to(self.last_place())
+    }
+
+    /// Of those that were used before this one, and its own.
+    pub(super) fn kib_until(&self, sample: &Sample) -> u64 {
+        self.sum_to(sample.place.load(Relaxed) as usize)
     }
 
     /// The block of this hash was used now. If there is no room for it the threshold sinks, and it may not be followed
-    /// any more.
-    pub(super) fn note_use(&self, hash: u64, kib: u32) {
+    /// any more. `seen`: where its sample was found a moment ago, if it was.
+    pub(super) fn note_use(&self, hash: u64, kib: u32, seen: Option<&Sample>) {
         if self.last_place() + 1 >= TRAFFIC_PLACES {
             self.number_anew(self.threshold());
         }
-        let known = self.sample(hash);
+        // Numbering anew may have put another one there.
+        let still = seen.filter(|sample| sample.hash.load(Relaxed) == hash && sample.place.load(Relaxed) != 0);
+        let known = still.or_else(|| self.sample(hash));
         if known.is_none() && self.header().samples.load(Relaxed) as usize >= TRAFFIC_SAMPLES_MAX {
             self.lower_threshold();
             if hash >= self.threshold() {
@@ -129,7 +136,7 @@ impl Traffic {
 mod tests {
     use super::*;
     use crate::shm::file::Place;
-    use crate::traffic::note::mixed;
+    use crate::traffic::name::mixed;
 
     #[test]
     fn what_was_used_since_is_told_exactly_while_all_fit() {
@@ -138,9 +145,10 @@ mod tests {
         for round in 0..10u64 {
             for number in 0..count {
                 if let Some(sample) = traffic.sample(mixed(number)) {
-                    assert_eq!(traffic.kib_since(sample), 2 * (count - 1), "{number} in round {round}");
+                    let since = traffic.kib_in_all() - traffic.kib_until(sample);
+                    assert_eq!(since, 2 * (count - 1), "{number} in round {round}");
                 }
-                traffic.note_use(mixed(number), 2);
+                traffic.note_use(mixed(number), 2, None);
             }
         }
         assert_eq!(traffic.header().samples.load(Relaxed), count);
@@ -152,7 +160,7 @@ mod tests {
         let traffic = Traffic::open_or_create(&Place::Anonymous, 1).unwrap();
         for number in 0..20 * TRAFFIC_SAMPLES_MAX as u64 {
             if mixed(number) < traffic.threshold() {
-                traffic.note_use(mixed(number), 1);
+                traffic.note_use(mixed(number), 1, None);
             }
             assert!(traffic.header().samples.load(Relaxed) as usize <= TRAFFIC_SAMPLES_MAX);
         }

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::limits::TRAFFIC_SEEN_MIN;
     use crate::shm::file::Place;
-    use crate::traffic::note::mixed;
+    use crate::traffic::name::mixed;
 
     fn pair(number: u64) -> [u64; 2] {
         [mixed(2 * number), mixed(2 * number + 1)]

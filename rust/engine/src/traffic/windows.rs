@@ -53,18 +53,18 @@ impl Traffic {
     }
 
     /// At `seconds` of the boot clock so many blocks were asked for, and those of these hashes were missed.
-    pub(super) fn note_in_windows(&self, seconds: u64, asked: u64, missed: impl Iterator<Item = u64> + Clone) {
-        for (window, (_, span_seconds)) in WINDOWS.iter().enumerate() {
-            let number = seconds / span_seconds;
+    pub(super) fn note_in_windows(&self, seconds: u64, asked: u64, missed: impl Iterator<Item = u64>) {
+        let ready: [Option<&Span>; WINDOWS.len()] = std::array::from_fn(|window| {
+            let number = seconds / WINDOWS[window].1;
             let spans = self.spans_in(window);
             let span = &spans[number as usize % spans.len()];
-            if !prepare(span, number) {
-                continue;
-            }
+            prepare(span, number).then_some(span)
+        });
+        ready.iter().flatten().for_each(|span| {
             span.asked.fetch_add(asked, Relaxed);
-            for hash in missed.clone() {
-                raise(span, hash);
-            }
+        });
+        for rank in missed.map(Rank::of) {
+            ready.iter().flatten().for_each(|span| rank.raise(span));
         }
     }
 
@@ -107,16 +107,29 @@ fn prepare(span: &Span, number: u64) -> bool {
     span.state.compare_exchange(mine | 1, mine, Release, Relaxed).is_ok()
 }
 
-fn raise(span: &Span, hash: u64) {
-    let register = (hash >> (64 - REGISTER_BITS)) as usize;
-    let rank = u64::from(((hash << REGISTER_BITS) | 1 << (REGISTER_BITS - 1)).leading_zeros() + 1);
-    let (word, shift) = (&span.registers[register / 8], 8 * (register % 8));
-    let mut before = word.load(Relaxed);
-    while before >> shift & 0xFF < rank {
-        let after = before & !(0xFF << shift) | rank << shift;
-        match word.compare_exchange_weak(before, after, Relaxed, Relaxed) {
-            Ok(_) => return,
-            Err(changed) => before = changed,
+/// What a hash does to registers: to which, and how high.
+struct Rank {
+    word: usize,
+    shift: u32,
+    rank: u64,
+}
+
+impl Rank {
+    fn of(hash: u64) -> Self {
+        let register = hash >> (64 - REGISTER_BITS);
+        let rank = ((hash << REGISTER_BITS) | 1 << (REGISTER_BITS - 1)).leading_zeros() + 1;
+        Self { word: register as usize / 8, shift: 8 * (register as u32 % 8), rank: u64::from(rank) }
+    }
+
+    fn raise(&self, span: &Span) {
+        let word = &span.registers[self.word];
+        let mut before = word.load(Relaxed);
+        while before >> self.shift & 0xFF < self.rank {
+            let after = before & !(0xFF << self.shift) | self.rank << self.shift;
+            match word.compare_exchange_weak(before, after, Relaxed, Relaxed) {
+                Ok(_) => return,
+                Err(changed) => before = changed,
+            }
         }
     }
 }
@@ -173,7 +186,7 @@ fn tau(part: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::shm::file::Place;
-    use crate::traffic::note::mixed;
+    use crate::traffic::name::mixed;
 
     fn traffic() -> Traffic {
         Traffic::open_or_create(&Place::Anonymous, 1).unwrap()

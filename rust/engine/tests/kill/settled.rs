@@ -58,7 +58,7 @@ pub fn assert_nobody_left(pool: &Pool) {
     assert_eq!(facts["locks_held"], 0);
     assert_eq!(facts["processes"][0]["leases"], 0);
     let files = std::fs::read_dir(pool.path()).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
-    let known = |name: &str| ["control", "gone-v1", "traffic-v1"].contains(&name) || name.starts_with("segment-");
+    let known = |name: &str| ["control", "gone-v1", "traffic-v2"].contains(&name) || name.starts_with("segment-");
     let foreign: Vec<_> = files.filter(|name| !known(name)).collect();
     assert!(foreign.is_empty(), "files that nobody needs: {foreign:?}");
 }

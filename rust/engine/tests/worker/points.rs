@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pegaflow_engine::limits::OBJECT_POOL_BYTES_MIN;
 use pegaflow_engine::objects::{ObjectStore, ObjectStoreOptions, ValueKind};
-use pegaflow_engine::traffic::Prompt;
+use pegaflow_engine::traffic::{KeyHash, Prompt};
 use pegaflow_engine::{BlockRef, ErrorKind, Key, Member, Namespace, Pool, admin, crash_point};
 
 use crate::blocks::{
@@ -291,7 +291,8 @@ impl Try {
 
     /// Count a prompt; with `often`, so many times that the places of what is followed are used up.
     fn count(&self, pool: &Pool, often: bool) {
-        let (ns, keys) = (self.space(pool, MAIN), self.keys(200));
+        let ns = self.space(pool, MAIN);
+        let keys: Vec<_> = self.keys(200).iter().map(KeyHash::from).collect();
         self.arm();
         for _ in 0..if often { 2000 } else { 20 } {
             pool.note_prompt(ns, &keys, &Prompt::default()).unwrap();
