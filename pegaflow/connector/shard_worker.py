@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pegaflow.connector.copies import NativeTypes
+from pegaflow.connector.copies import Copies, NativeTypes
 from pegaflow.connector.guard import Guard
 from pegaflow.connector.log import logger
 from pegaflow.connector.metadata import (
@@ -71,8 +71,8 @@ class ShardWorkerHalf(WorkerHalf):
         """By job: refs of the scheduler half by slot, and those that got none."""
         self._loads_under_way: dict[str, dict[int, int]] = {}
         self._answers: dict[int, ShardAnswer] = {}
-        self._resets: list[bytes] = []
-        """Fingerprints that are to be reset as soon as it can be done."""
+        self._resets: dict[bytes, None] = {}
+        """Fingerprints that are to be reset as soon as it can be done, in their order."""
         self._given: StepPlan | None = None
         self._plan_here = StepPlan()
         self._sampling = threading.Thread(target=self._sample, name="pegaflow-weights", daemon=True)
@@ -119,6 +119,10 @@ class ShardWorkerHalf(WorkerHalf):
         if pool is not None:
             pool.close()
 
+    def _attached(self, address: PoolAddress | None) -> Copies | None:
+        """See ``WorkerHalf._attached``. While the weights are being read, or the pool is busy, jobs just fail."""
+        return super()._attached(address) if self._own is not None else None
+
     # -- from the scheduler half's refs to slots ----------------------------------------------------------------------
 
     def _here(self, plan: StepPlan) -> StepPlan:
@@ -131,7 +135,7 @@ class ShardWorkerHalf(WorkerHalf):
         for verb in ("published", "aborted", "quarantined"):
             run(f"having blocks {verb}", None, partial(self._end, verb, getattr(orders, verb)))
         run("releasing blocks", None, partial(self._release, orders.released))
-        self._resets += orders.resets
+        self._resets.update(dict.fromkeys(orders.resets))
         run("following the names of blocks", None, partial(self._take_names, plan.pool or self._replica))
         for ask in orders.asks:
             nothing = ShardAnswer(1, tuple(bytes(len(keys)) for _, _, keys, _ in ask.groups))
@@ -145,9 +149,10 @@ class ShardWorkerHalf(WorkerHalf):
         """As ``_follow_names``. A pool that is busy is tried again with the next plan; any other error is for good."""
         try:
             self._follow_names(replica)
-        except PoolBusy:
-            raise
+        except PoolBusy as error:
+            logger.warning("PegaFlow: the pool of this host is busy, trying again: %s", error)
         except PegaFlowError as error:
+            self._resets.clear()
             self.refuse(f"a worker cannot use the pool of its host: {error}")
             logger.error("PegaFlow: %s", self._problem)
 
@@ -155,8 +160,9 @@ class ShardWorkerHalf(WorkerHalf):
         """Open the pool of this host and this rank's names in it; first of all forget those of before."""
         if replica != self._replica:
             self._replica, self._spaces = replica, {}
-        ready = self._weights is not None and self._problem is None
-        if replica is None or not ready or (self._spaces and not self._resets):
+        if replica is None or self._weights is None or (self._spaces and not self._resets):
+            return
+        if self._problem is not None and (self._pool is None or not self._resets):
             return
         pool = self._open()
         parts = replica.parts[self._rank]
@@ -165,7 +171,9 @@ class ShardWorkerHalf(WorkerHalf):
             for group, _, sizes, part in mine:
                 # Other engines of this host find nothing any more of what ranks had saved.
                 self._space(pool, fingerprint, group, sizes, part).reset(wait=False)
-            self._resets.remove(fingerprint)
+            del self._resets[fingerprint]
+        if self._problem is not None:
+            return  # it was for other engines only
         spaces = {group: self._space(pool, name, group, sizes, part) for group, name, sizes, part in mine}
         for space in spaces.values():
             pool.set_nodes(space, [self._numa_node])

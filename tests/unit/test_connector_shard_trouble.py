@@ -388,17 +388,50 @@ def test_a_reset_reaches_every_host_though_nothing_runs() -> None:
     hosts.assert_nothing_held()
 
 
-def test_a_host_that_cannot_be_reset_at_once_is_reset_as_soon_as_it_can() -> None:
+@pytest.mark.parametrize("busy", [4, 8, 12])
+def test_a_host_that_cannot_be_reset_at_once_is_reset_as_soon_as_it_can(busy: int) -> None:
     hosts = FakeHosts()
     sibling = hosts.engine()
     hit(sibling)
     engine = hosts.engine()
-    hosts.busy = [PoolBusy("try again")] * 4
+    hosts.busy = [PoolBusy("try again")] * busy
     assert engine.scheduler.reset()
-    for family in (8, 9):
+    for family in (8, 9, 10):
         engine.add([family] * 8)
         engine.run(STEPS_MAX)
     assert hosts.busy == []
+    assert engine.store.off is None
+    assert hit(sibling) == 0
+    assert hit(engine) == 0
+    assert hit(engine) == len(PROMPT)
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_a_rank_that_is_still_reading_its_weights_saves_nothing_and_keeps_the_cache_on(late: int) -> None:
+    hosts = FakeHosts()
+    engine = hosts.engine()
+    worker: Any = engine.workers[late]
+    weights, worker._weights = worker._weights, None
+    assert hit(engine) == 0
+    assert hit(engine) == 0
+    hosts.assert_nothing_held()
+    worker._weights = weights
+    assert engine.store.off is None
+    assert hit(engine) == 0
+    assert hit(engine) == len(PROMPT)
+
+
+def test_a_rank_that_can_copy_nothing_any_more_still_resets_its_host() -> None:
+    hosts = FakeHosts()
+    engine, sibling = hosts.engine(), hosts.engine()
+    hit(engine)
+    assert hit(sibling) == len(PROMPT)
+    for worker in engine.workers:
+        worker.refuse("its device is gone")
+    hit(engine)
+    assert engine.store.off == "its device is gone"
+    assert engine.scheduler.reset()
+    engine.run(STEPS_MAX)
     assert hit(sibling) == 0
 
 
