@@ -157,10 +157,11 @@ class ShardWorkerHalf(WorkerHalf):
             logger.error("PegaFlow: %s", self._problem)
 
     def _follow_names(self, replica: PoolAddress | None) -> None:
-        """Open the pool of this host and this rank's names in it; first of all forget those of before."""
-        if replica != self._replica:
+        """Open the pool of this host and this rank's names in it; first of all forget those of before. While a reset
+        is due, nothing is found and nothing is saved, whatever comes in between."""
+        if replica != self._replica or self._resets:
             self._replica, self._spaces = replica, {}
-        if replica is None or self._weights is None or (self._spaces and not self._resets):
+        if replica is None or self._weights is None or self._spaces:
             return
         if self._problem is not None and (self._pool is None or not self._resets):
             return

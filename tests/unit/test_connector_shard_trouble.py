@@ -1,6 +1,7 @@
 """Replicas over several hosts when hosts lose blocks, are late, are reset, or have something else than the others."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -9,6 +10,7 @@ from pegaflow.connector.metadata import ShardAnswer
 from pegaflow.connector.shard_pool import ShardPool
 from pegaflow.errors import PoolBusy, ShmFull
 from pegaflow.keys import PRIVATE_MARK, shard_fingerprint
+from tests.fakes import FakeNamespace
 from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
 from tests.unit.shard_hosts import PROMPT, STEPS_MAX, FakeHosts, hit
 
@@ -404,6 +406,27 @@ def test_a_host_that_cannot_be_reset_at_once_is_reset_as_soon_as_it_can(busy: in
     assert hit(sibling) == 0
     assert hit(engine) == 0
     assert hit(engine) == len(PROMPT)
+
+
+@pytest.mark.parametrize("resets", [1, 2])
+def test_a_host_whose_reset_has_to_wait_finds_and_saves_nothing_until_then(
+    resets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = FakeHosts()
+    engine = hosts.engine()
+    for _ in range(resets - 1):
+        hit(engine)
+        engine.scheduler.reset()
+    hit(engine)
+    assert hit(engine) == len(PROMPT)
+    assert engine.scheduler.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeNamespace, "reset", Mock(side_effect=PoolBusy("try again")))
+        assert [hit(engine), hit(engine)] == [0, 0]
+    assert engine.store.off is None
+    assert hit(engine) == 0
+    assert hit(engine) == len(PROMPT)
+    hosts.assert_nothing_held()
 
 
 @pytest.mark.parametrize("late", [0, 3])
