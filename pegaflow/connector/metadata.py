@@ -28,6 +28,8 @@ class PoolAddress:
     """Ranks that copy on save. The others hold identical bytes and acknowledge at once."""
     namespaces: tuple[tuple[int, bytes, tuple[int, ...]], ...] = ()
     """``(group, fingerprint, bytes of each part)``, for workers that have to know where blocks will be."""
+    engine: str = ""
+    """Made up at each start of the engine. Ranks whose weights are nobody else's are known by it."""
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class Store:
         self._ranks = ranks
         self._replicas = replicas
         self._shards = shards
+        self._engine = uuid.uuid4().hex
         self._shapes: dict[Rank, WorkerShape] = {}
         self._told: dict[Rank, WorkerShape] = {}
         self._namespaces: dict[int, Namespace] | None = None
@@ -326,7 +327,9 @@ class Store:
             pool.grow_ahead(namespace)
         named = [(group, key, tuple(own)) for group, own in sizes.items()]
         by_rank = {rank: tuple(parts[self._saver_of(rank)]) for rank in shapes}
-        self._address = PoolAddress(pool.name, pool.shm_dir, pool.member(), by_rank, frozenset(savers), tuple(named))
+        self._address = PoolAddress(
+            pool.name, pool.shm_dir, pool.member(), by_rank, frozenset(savers), tuple(named), self._engine
+        )
         self._factors, self._namespaces, self.ssd = factors, namespaces, self._use_ssd(namespaces)
         if self._private is None:
             self._shared = _one_of_each(namespaces)

@@ -28,7 +28,7 @@ from pegaflow.connector.metadata import (
 )
 from pegaflow.connector.worker import WorkerHalf
 from pegaflow.errors import PegaFlowError, PoolBusy
-from pegaflow.keys import shard_fingerprint
+from pegaflow.keys import PRIVATE, shard_fingerprint
 
 if TYPE_CHECKING:
     from pegaflow._native import Namespace, Pool
@@ -203,7 +203,11 @@ class ShardWorkerHalf(WorkerHalf):
 
     def _name(self, fingerprint: bytes, part: int) -> bytes:
         assert self._weights is not None
-        return shard_fingerprint(fingerprint, self._shard.number, self._shard.count, part, self._weights)
+        assert self._replica is not None
+        # Each process makes up a name of its own for weights that are nobody else's. All ranks of a replica have those.
+        own = [PRIVATE, self._replica.engine]
+        weights = [own if identity[:1] == [PRIVATE] else identity for identity in self._weights]
+        return shard_fingerprint(fingerprint, self._shard.number, self._shard.count, part, weights)
 
     def _sample(self) -> None:
         try:

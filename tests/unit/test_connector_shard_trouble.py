@@ -2,6 +2,7 @@
 
 from typing import Any
 from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
 
@@ -9,7 +10,7 @@ from pegaflow.connector import shard_asks, shard_worker
 from pegaflow.connector.metadata import ShardAnswer
 from pegaflow.connector.shard_pool import ShardPool
 from pegaflow.errors import PoolBusy, ShmFull
-from pegaflow.keys import PRIVATE_MARK, shard_fingerprint
+from pegaflow.keys import PRIVATE, PRIVATE_MARK, shard_fingerprint
 from tests.fakes import FakeNamespace
 from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
 from tests.unit.shard_hosts import PROMPT, STEPS_MAX, FakeHosts, hit
@@ -88,6 +89,22 @@ def test_ranks_with_equal_bytes_keep_one_copy_on_each_host(replicas: int) -> Non
     assert hit(engine) == len(PROMPT)
     assert [hosts.blocks(number) for number in range(2)] == [BLOCKS * (2 // min(replicas, 2))] * 2
     hosts.assert_nothing_held()
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_ranks_whose_weights_are_private_find_what_their_replica_saved_and_nobody_else_does(replicas: int) -> None:
+    hosts = FakeHosts()
+
+    def engine() -> MiniEngine:
+        made = hosts.engine(replicas=replicas)
+        for worker in made.workers:
+            worker._weights = [["sampled"], [PRIVATE, uuid4().hex]]  # type: ignore[attr-defined]
+        return made
+
+    for replica in (engine(), engine()):
+        assert [hit(replica) for _ in range(3)] == [0, len(PROMPT), len(PROMPT)]
+    assert all(key.endswith(PRIVATE_MARK) for key in names(hosts))
+    assert hosts.blocks(0) == hosts.blocks(1) == 2 * BLOCKS * (2 // min(replicas, 2))
 
 
 def test_a_shard_whose_ranks_are_on_two_hosts_turns_the_cache_off(caplog: pytest.LogCaptureFixture) -> None:
