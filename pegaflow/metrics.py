@@ -33,6 +33,7 @@ COUNTERS = {
     "peer_questions": "Requests for which other hosts were asked.",
     "peer_requests": "Requests that were put off to bring blocks from other hosts.",
     "peer_incomplete": "Requests that went on before all of it was there, or before all had answered.",
+    "shard_crowded": "Requests that went on before the ranks could be asked, since too many others waited.",
     "shard_late": "Requests that went on before the ranks of all hosts had said what is there.",
     "registration_bytes": "Bytes of the pool that were page-locked for devices.",
     "loaded_bytes": "Bytes that devices got from the pool.",

@@ -18,8 +18,14 @@ from pegaflow.connector.shard_pool import ShardNamespace, ShardPool
 from pegaflow.metrics import Recorder
 
 ANSWER_SECONDS_MAX = 5.0
-"""How long a request is put off for the answers, a wait for its turn to ask included. One step has to end before they
-are there, and a step may be a long prompt's."""
+"""How long a request is put off for the answers. One step has to end before they are there, and a step may be a long
+prompt's."""
+
+TURN_SECONDS_MAX = 5.0
+"""How long a request is put off for its turn to be asked for, counted from when another one last had its turn."""
+
+AWAY_SECONDS = 0.5
+"""A request that vLLM did not ask about for so long was not put off in that time: others were in front of it."""
 
 HELD_SECONDS_MAX = 10.0
 """How long ranks hold blocks for a request that does not come back for them; it asks again when it does."""
@@ -30,16 +36,21 @@ OPEN_MAX = 64
 KEYS_MAX = 1 << 16
 """Keys of one question."""
 
+LATE = "not all ranks have said within %.0f s what their hosts have; this counts as a miss."
+CROWDED = "so many other requests wait that one had no turn to be asked for within %.0f s; this counts as a miss."
+
 
 @dataclass
 class _Asked:
     since: float
+    """When the ranks were asked; before that, since when the request is put off."""
     names: int
     """``ShardPool.names`` at that time."""
     ask: ShardAsk | None = None
     """``None`` while there are too many others."""
     answer: ShardAnswer | None = None
     answered_at: float = 0.0
+    visited_at: float = 0.0
     taken: set[int] = field(default_factory=set)
     """Refs that an offer has taken over."""
 
@@ -85,7 +96,9 @@ class ShardAsks:
         self._open: dict[str, _Asked] = {}
         self._by_number: dict[int, _Asked] = {}
         self._numbers = itertools.count(1)
-        self._said = False
+        self._turn_at = 0.0
+        """When a request had its turn last."""
+        self._said: set[str] = set()
 
     def views(
         self, request_id: str, spaces: Mapping[int, ShardNamespace], keys: Mapping[int, Sequence[bytes]]
@@ -104,18 +117,19 @@ class ShardAsks:
         if asked.ask is None and len(self._by_number) < OPEN_MAX:
             asked.ask = self._ask(keys)
             self._by_number[asked.ask.number] = asked
-        if asked.ask is not None and asked.answer is not None and asked.answer.ranks >= self._ranks:
+            asked.since = self._turn_at = now
+        if asked.ask is None:
+            if now - asked.visited_at > AWAY_SECONDS:
+                asked.since = now
+            asked.visited_at = now
+            if now - max(asked.since, self._turn_at) < TURN_SECONDS_MAX:
+                return None
+            return self._give_up("shard_crowded", CROWDED, TURN_SECONDS_MAX, spaces)
+        if asked.answer is not None and asked.answer.ranks >= self._ranks:
             return self._views(asked, asked.ask, asked.answer, spaces)
         if now - asked.since < ANSWER_SECONDS_MAX:
             return None
-        self._recorder.count("shard_late")
-        if not self._said:
-            self._said = True
-            logger.warning(
-                "PegaFlow: not all ranks have said within %.0f s what their hosts have; this counts as a miss.",
-                ANSWER_SECONDS_MAX,
-            )
-        return self._nothing(spaces)
+        return self._give_up("shard_late", LATE, ANSWER_SECONDS_MAX, spaces)
 
     def answered(self, number: int, answer: ShardAnswer, spaces: Mapping[int, ShardNamespace] | None) -> None:
         """Take the answers of some ranks."""
@@ -150,6 +164,15 @@ class ShardAsks:
         for request_id, asked in list(self._open.items()):
             if (asked.answered_at or asked.since) < latest:
                 self.drop(request_id)
+
+    def _give_up(
+        self, counter: str, text: str, seconds: float, spaces: Mapping[int, ShardNamespace]
+    ) -> dict[int, ShardView]:
+        self._recorder.count(counter)
+        if counter not in self._said:
+            self._said.add(counter)
+            logger.warning("PegaFlow: " + text, seconds)
+        return self._nothing(spaces)
 
     @staticmethod
     def _nothing(spaces: Mapping[int, ShardNamespace]) -> dict[int, ShardView]:
