@@ -100,10 +100,11 @@ class Loads:
         keys = self._keys(state)
         views: Any = namespaces
         if self._shards is not None:
+            request_id = state.request.request_id
+            everything = {group: Everything() for group in namespaces}
             # What the device has already is not worth a step.
-            most = self._find(state, {group: Everything() for group in namespaces}, keys, computed_tokens)
-            asked = keys if most is not None else {}
-            views = self._shards.views(state.request.request_id, views, asked)
+            worth = request_id in self._shards or self._find(state, everything, keys, computed_tokens) is not None
+            views = self._shards.views(request_id, views, keys if worth else {})
         elif self._put_off(state, namespaces, keys, computed_tokens):
             views = None
         if views is None:

@@ -66,6 +66,11 @@ class ShardAsk:
     """``(KV cache group, first ref, keys, chained)``: ref ``first + i`` stands for the block of ``keys[i]`` from now
     on. Of a chained group only what has no gap before it is of use."""
 
+    @property
+    def keys(self) -> int:
+        """How many, of all groups."""
+        return sum(len(keys) for _, _, keys, _ in self.groups)
+
 
 @dataclass(frozen=True)
 class ShardOrders:
@@ -165,8 +170,14 @@ class ShardAnswer:
     def merge(self, other: "ShardAnswer") -> "ShardAnswer":
         """What the ranks of both hold."""
         pairs = zip(self.present, other.present, strict=True)
-        both = tuple(bytes(map(int.__and__, mine, theirs)) for mine, theirs in pairs)
+        both = tuple(_and(mine, theirs) for mine, theirs in pairs)
         return ShardAnswer(self.ranks + other.ranks, both)
+
+
+def _and(mine: bytes, theirs: bytes) -> bytes:
+    """Bit by bit, as one number each: 64 ranks answer for 65,536 keys."""
+    both = int.from_bytes(mine, "little") & int.from_bytes(theirs, "little")
+    return both.to_bytes(len(mine), "little")
 
 
 @dataclass

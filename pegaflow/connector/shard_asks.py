@@ -36,6 +36,9 @@ OPEN_MAX = 64
 KEYS_MAX = 1 << 16
 """Keys of one question."""
 
+KEYS_OPEN_MAX = 1 << 16
+"""With so many keys in all that blocks are held for, nobody else has a turn."""
+
 LATE = "not all ranks have said within %.0f s what their hosts have; this counts as a miss."
 CROWDED = "so many other requests wait that one had no turn to be asked for within %.0f s; this counts as a miss."
 
@@ -96,9 +99,14 @@ class ShardAsks:
         self._open: dict[str, _Asked] = {}
         self._by_number: dict[int, _Asked] = {}
         self._numbers = itertools.count(1)
+        self._keys_open = 0
         self._turn_at = 0.0
         """When a request had its turn last."""
         self._said: set[str] = set()
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether a request is put off."""
+        return request_id in self._open
 
     def views(
         self, request_id: str, spaces: Mapping[int, ShardNamespace], keys: Mapping[int, Sequence[bytes]]
@@ -114,8 +122,9 @@ class ShardAsks:
             asked = None
         if asked is None:
             asked = self._open[request_id] = _Asked(now, self.pool.names)
-        if asked.ask is None and len(self._by_number) < OPEN_MAX:
+        if asked.ask is None and len(self._by_number) < OPEN_MAX and self._keys_open < KEYS_OPEN_MAX:
             asked.ask = self._ask(keys)
+            self._keys_open += asked.ask.keys
             self._by_number[asked.ask.number] = asked
             asked.since = self._turn_at = now
         if asked.ask is None:
@@ -148,6 +157,7 @@ class ShardAsks:
         if asked is None or asked.ask is None:
             return
         del self._by_number[asked.ask.number]
+        self._keys_open -= asked.ask.keys
         if self.pool.withdraw(asked.ask):
             return  # nobody has heard of it
         for _, first, keys, _ in asked.ask.groups:

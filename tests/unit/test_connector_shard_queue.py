@@ -2,15 +2,17 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from pegaflow.connector import shard_asks
+from pegaflow.connector import loads, shard_asks
 from pegaflow.connector.metadata import ShardAnswer, ShardOrders
 from pegaflow.connector.shard_asks import ShardAsks
 from pegaflow.connector.shard_pool import ShardPool
 from pegaflow.metrics import Recorder
 from tests.unit.mini_engine import PART_BYTES, SINGLE
+from tests.unit.shard_hosts import PROMPT, FakeHosts
 
 STEP_SECONDS = 0.02
 STEPS_MAX = 20_000
@@ -26,6 +28,8 @@ class Queue:
         self.recorder, self.pool, self.keys = Recorder(), ShardPool(), keys
         self.spaces: Any = {0: self.pool.namespace(b"f" * 32, 0, [PART_BYTES])}
         self.asks = ShardAsks(SINGLE, self.pool, 1, self.recorder)
+        self.keys_held_most = 0
+        """Keys that ranks held blocks of for requests that did not run."""
         self.found: dict[int, int] = {}
         """Blocks of each request that vLLM has admitted."""
 
@@ -39,6 +43,8 @@ class Queue:
         """A step in which the ranks hear of all orders, and all of them have everything."""
         self.now += STEP_SECONDS
         self.asks.drop_old()
+        held = [asked.ask.keys for asked in self.asks._open.values() if asked.ask is not None]
+        self.keys_held_most = max(self.keys_held_most, sum(held))
         orders = self.pool.take_orders((), ())
         for ask in orders.asks if orders is not None and answers else ():
             present = tuple(b"\x01" * len(keys) for _, _, keys, _ in ask.groups)
@@ -116,3 +122,36 @@ def test_a_request_that_never_has_a_turn_is_a_miss_with_a_reason_of_its_own(
     assert "shard_late" not in queue.recorder.counters
     assert caplog.text.count("no turn to be asked for") == 1
     assert queue.ask(0) == 1
+
+
+@pytest.mark.parametrize(("requests", "keys"), [(100, 2_000), (8, shard_asks.KEYS_MAX), (300, 100)])
+def test_few_long_prompts_are_asked_for_at_a_time_and_all_are_found(
+    monkeypatch: pytest.MonkeyPatch, requests: int, keys: int
+) -> None:
+    queue = Queue(monkeypatch, keys)
+    queue.admit(requests, 20)
+    assert list(queue.found.values()) == [keys] * requests
+    most = min(shard_asks.KEYS_OPEN_MAX + keys - 1, shard_asks.OPEN_MAX * keys)
+    assert 0 < queue.keys_held_most <= most < 2 * shard_asks.KEYS_OPEN_MAX
+    assert queue.asks._keys_open == 0
+
+
+def test_answers_of_ranks_are_joined_key_by_key() -> None:
+    one, other = (
+        ShardAnswer(1, (b"\x01\x00\x01\x00", b"", b"\x00")),
+        ShardAnswer(2, (b"\x01\x01\x00\x00", b"", b"\x01")),
+    )
+    assert one.merge(other) == other.merge(one) == ShardAnswer(3, (b"\x01\x00\x00\x00", b"", b"\x00"))
+
+
+def test_what_can_be_gained_is_looked_for_before_the_ranks_are_asked_and_not_at_every_visit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = Mock(wraps=loads.find_match)
+    monkeypatch.setattr(loads, "find_match", looked)
+    engine = FakeHosts().engine()
+    request = engine.add(PROMPT)
+    for _ in range(10):
+        assert engine.scheduler.match(request, 0, False) == (None, False)
+    engine.abort(request)
+    assert looked.call_count == 1
