@@ -38,7 +38,7 @@ from pegaflow.connector.worker import WorkerHalf
 from pegaflow.errors import InvalidArgument, PegaFlowError, PoolBusy
 from pegaflow.metrics import Recorder
 from pegaflow.opening import open_pool, serve_ssd
-from pegaflow.p2p.shards import check_ranks
+from pegaflow.p2p.shards import check_ranks, shards_beside
 
 if TYPE_CHECKING:
     from pegaflow._native import Pool
@@ -65,7 +65,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         self._store: Store | None = None
         self._link: PeerLink | None = None
         self._native = _native_types(config, str(self._kv_transfer_config.engine_id))
-        self._shards = config.shards
+        self._shards, self._shard_endpoints = config.shards, config.tp_shard_endpoints
         if role is kv_base.KVConnectorRole.SCHEDULER:
             self._start_scheduler(config)
         else:
@@ -387,7 +387,8 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         if self._shards == 1:
             return WorkerHalf(rank, host, self._native, self._guard, by_block=self._by_block)
         number = rank[1] // (compat.rank_count(self._vllm_config) // self._shards)
-        shard = Shard(number, self._shards, partial(weights_of, self._vllm_config), label_of(self._vllm_config))
+        sample, label = partial(weights_of, self._vllm_config), label_of(self._vllm_config)
+        shard = Shard(number, self._shards, sample, label, shards_beside(self._shard_endpoints, number))
         return ShardWorkerHalf(rank, host, self._native, self._guard, by_block=self._by_block, shard=shard)
 
     def _register(self, worker: WorkerHalf, kv_caches: dict[str, Any]) -> None:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from pegaflow._native import Namespace, Pool
 
 HELD_SHARE_MAX = 2
-"""At most this part of the pool (one in so many bytes) is held for requests; of more, less is found."""
+"""At most this part of the pool (one in so many bytes) is held for requests by all ranks of a replica on the host; of
+more, less is found."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Shard:
     """Reads what identifies the weights on this host; takes up to seconds."""
     label: str = ""
     """Name of the model, for people."""
+    here: int = 1
+    """Runs on this host, this one included."""
 
 
 class ShardWorkerHalf(WorkerHalf):
@@ -218,11 +221,12 @@ class ShardWorkerHalf(WorkerHalf):
     def _answer(self, ask: ShardAsk) -> ShardAnswer:
         """Lease what there is."""
         present = []
+        bytes_max = self._held_bytes_max()
         for group, first, keys, chained in ask.groups:
             space = self._spaces.get(group)
             leased: Iterable[tuple[int, int]] = ()
             if space is not None and self._pool is not None:
-                room = (self._pool.pool_bytes // HELD_SHARE_MAX - self._held_bytes) // max(1, space.block_bytes)
+                room = (bytes_max - self._held_bytes) // max(1, space.block_bytes)
                 leased = _lease(space, keys[: max(0, room)], chained)
                 for position, slot in leased:
                     self._held[first + position] = (slot, space.block_bytes)
@@ -232,6 +236,15 @@ class ShardWorkerHalf(WorkerHalf):
                 flags[position] = 1
             present.append(bytes(flags))
         return ShardAnswer(1, tuple(present))
+
+    def _held_bytes_max(self) -> int:
+        """This rank's share of what may be held here. Ranks that find the same blocks hold them but once."""
+        if self._pool is None or self._replica is None:
+            return 0
+        ranks = len(self._replica.parts) // self._shard.count
+        first = self._shard.number * ranks
+        copies = sum(first <= rank[1] < first + ranks for rank in self._replica.savers)
+        return self._pool.pool_bytes // (HELD_SHARE_MAX * self._shard.here * max(1, copies))
 
     def _release(self, refs: Sequence[int]) -> None:
         known = [self._held.pop(ref) for ref in refs if ref in self._held]

@@ -33,7 +33,13 @@ def parse_shards(value: Any, name: str) -> tuple[str, ...]:
 
 def on_several_hosts(endpoints: Sequence[str]) -> bool:
     """Whether shards are on different hosts, as far as their endpoints say."""
-    return len({_host_of(parse_address(one, "")) for one in endpoints}) > 1
+    return len(set(_hosts(endpoints))) > 1
+
+
+def shards_beside(endpoints: Sequence[str], number: int) -> int:
+    """How many shards are on the host of one of them, that one included."""
+    hosts = _hosts(endpoints)
+    return hosts.count(hosts[number])
 
 
 def check_ranks(endpoints: Sequence[str], tensor_ranks: int, all_ranks: int, token_ranks: int, name: str) -> None:
@@ -52,6 +58,10 @@ def check_ranks(endpoints: Sequence[str], tensor_ranks: int, all_ranks: int, tok
 
 def _without_scheme(text: Any) -> Any:
     return text.strip().removeprefix("http://").removesuffix("/") if isinstance(text, str) else text
+
+
+def _hosts(endpoints: Sequence[str]) -> list[str]:
+    return [_host_of(parse_address(one, "")) for one in endpoints]
 
 
 def _host_of(address: Address) -> str:

@@ -1,5 +1,6 @@
 """Replicas over several hosts when hosts lose blocks, are late, are reset, or have something else than the others."""
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 from uuid import uuid4
@@ -368,13 +369,27 @@ def test_more_requests_than_may_be_asked_for_take_turns(monkeypatch: pytest.Monk
     assert most == 2
 
 
-def test_no_more_than_a_share_of_a_pool_is_held() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "replicas", "copies", "here"),
+    [(2, 1, 1, 1), (4, 1, 2, 1), (8, 1, 4, 1), (8, 4, 1, 1), (8, 8, 1, 1), (4, 1, 2, 2)],
+)
+def test_the_ranks_of_a_host_hold_no_more_than_a_share_of_its_pool_together(
+    ranks: int, replicas: int, copies: int, here: int
+) -> None:
     hosts = FakeHosts()
-    hit(hosts.engine())
-    space = next(iter(hosts.pools[1]._namespaces.values()))
-    hosts.pools[1].pool_bytes = shard_worker.HELD_SHARE_MAX * 6 * space.block_bytes
-    engine = hosts.engine()
-    assert hit(engine) == 6 * 4
+    hit(hosts.engine(ranks=ranks, replicas=replicas))
+    pool = hosts.pools[1]
+    block_bytes = next(iter(pool._namespaces.values())).block_bytes
+    pool.pool_bytes = shard_worker.HELD_SHARE_MAX * here * copies * 6 * block_bytes
+    engine = hosts.engine(ranks=ranks, replicas=replicas)
+    for worker in engine.workers:
+        worker._shard = replace(worker._shard, here=here)  # type: ignore[attr-defined]
+    request = engine.add(PROMPT)
+    engine.step()
+    held = sum(leases > 0 for leases in pool.leases.values())
+    assert held * block_bytes * here == pool.pool_bytes // shard_worker.HELD_SHARE_MAX
+    engine.run(STEPS_MAX)
+    assert request.hit_tokens == 6 * 4
     assert hit(engine) == 6 * 4
     hosts.assert_nothing_held()
 

@@ -8,7 +8,7 @@ import pytest
 from pegaflow.config import parse_config
 from pegaflow.connector.connector import PegaKVConnector
 from pegaflow.errors import InvalidArgument
-from pegaflow.p2p.shards import SHARDS_MAX, parse_shards
+from pegaflow.p2p.shards import SHARDS_MAX, parse_shards, shards_beside
 
 NAME = "pegaflow.tp_shard_endpoints"
 
@@ -54,6 +54,11 @@ def test_an_endpoint_that_is_named_twice_is_refused() -> None:
 def test_ranks_have_pools_of_their_own_where_endpoints_are_on_several_hosts(value: str, shards: int) -> None:
     assert parse_config({NAME: value}, {}).shards == shards
     assert parse_config({}, {}).shards == 1
+
+
+def test_shards_of_the_same_host_know_of_each_other() -> None:
+    endpoints = parse_shards("a:1,10.0.0.1:1,A:2,127.0.0.1:3,localhost:4,a:5", NAME)
+    assert [shards_beside(endpoints, number) for number in range(6)] == [3, 1, 3, 2, 2, 3]
 
 
 def test_that_one_host_needs_no_shards_is_said_once() -> None:
