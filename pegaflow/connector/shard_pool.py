@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pegaflow.connector.events import ANNOUNCED_MAX
 from pegaflow.connector.metadata import LoadJob, SaveJob, ShardAsk, ShardOrders, ShardSlot
 
-KNOWN_MAX = 1 << 16
-"""Blocks of a group that are remembered to be in all pools; the oldest are forgotten first."""
+KNOWN_MAX = ANNOUNCED_MAX
+"""Blocks of a group that are remembered to be in all pools; the oldest are forgotten first. What is forgotten would be
+told of as evicted, if it was told of as stored."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ them belong to this process, so that what a rank that dies has held is given bac
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 HELD_SHARE_MAX = 2
 """At most this part of the pool (one in so many bytes) is held for requests by all ranks of a replica on the host; of
 more, less is found."""
+
+RETRY_SECONDS = 0.5
+"""Pause after the pool was too busy to follow the names of blocks: each attempt may wait, and vLLM's step with it."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class ShardWorkerHalf(WorkerHalf):
         self._answers: dict[int, ShardAnswer] = {}
         self._resets: dict[bytes, None] = {}
         """Fingerprints that are to be reset as soon as it can be done, in their order."""
+        self._retry_at = 0.0
         self._given: StepPlan | None = None
         self._plan_here = StepPlan()
         self._sampling = threading.Thread(target=self._sample, name="pegaflow-weights", daemon=True)
@@ -149,10 +154,11 @@ class ShardWorkerHalf(WorkerHalf):
         return self._plan_here
 
     def _take_names(self, replica: PoolAddress | None) -> None:
-        """As ``_follow_names``. A pool that is busy is tried again with the next plan; any other error is for good."""
+        """As ``_follow_names``. A pool that is busy is tried again with a later plan; any other error is for good."""
         try:
             self._follow_names(replica)
         except PoolBusy as error:
+            self._retry_at = time.monotonic() + RETRY_SECONDS
             logger.warning("PegaFlow: the pool of this host is busy, trying again: %s", error)
         except PegaFlowError as error:
             self._resets.clear()
@@ -167,6 +173,8 @@ class ShardWorkerHalf(WorkerHalf):
         if replica is None or self._weights is None or self._spaces:
             return
         if self._problem is not None and (self._pool is None or not self._resets):
+            return
+        if time.monotonic() < self._retry_at:
             return
         pool = self._open()
         parts = replica.parts[self._rank]
