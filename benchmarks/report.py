@@ -8,6 +8,8 @@ named keep their part of it.
 import argparse
 import ast
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -57,15 +59,20 @@ def run_once(name: str) -> list[dict[str, Any]]:
     before = path.stat().st_mtime_ns if path.exists() else None
     began, last = time.monotonic(), ""
     command = [sys.executable, "-m", f"benchmarks.{name}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as program:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as program:
         assert program.stdout is not None
-        # One that hangs says nothing either.
-        watch = threading.Timer(SECONDS_MAX, program.kill)
+        # One that hangs says nothing either; nor is its output at an end while processes that it started have it.
+        watch = threading.Timer(SECONDS_MAX, os.killpg, (program.pid, signal.SIGKILL))
         watch.start()
         try:
             for line in program.stdout:
                 print(line, end="", flush=True)
                 last = line.strip() or last
+        except BaseException:  # such as an interrupt, which does not reach another session
+            os.killpg(program.pid, signal.SIGKILL)
+            raise
         finally:
             watch.cancel()
     if time.monotonic() - began > SECONDS_MAX:

@@ -144,7 +144,8 @@ def test_a_benchmark_that_fails_is_in_the_report_and_the_others_run(
 
 def test_a_benchmark_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch, programs: Path) -> None:
     monkeypatch.setattr(report, "SECONDS_MAX", 0.5)
-    benchmark(programs, "hanging", "import signal; signal.pause()")
+    child = "import time; time.sleep(600)"
+    benchmark(programs, "hanging", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])")
     code, written, text = run(monkeypatch)
     assert (code, written["benchmarks"]["hanging"]["failed"]) == (1, True)
     assert "It was stopped after" in text

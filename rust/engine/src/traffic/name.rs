@@ -59,7 +59,8 @@ pub(super) struct Salt {
 impl Salt {
     /// A namespace at its present epoch.
     pub(super) fn of(identity: &Identity) -> Self {
-        Self::from(identity.fingerprint[3].wrapping_add(u64::from(identity.id)))
+        // Mixed first: the epoch is in its lowest bits, and with the number of a neighbour it would cancel out.
+        Self::from(mixed(identity.fingerprint[3]).wrapping_add(u64::from(identity.id)))
     }
 
     /// A group of any fingerprint.
@@ -89,6 +90,8 @@ pub(super) fn mixed(number: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     const COUNT: u64 = 1 << 16;
@@ -120,6 +123,16 @@ mod tests {
                 let off = unevenness(&hashes, shift);
                 assert!(off < 1.6, "{off} of bits {shift}.. by byte {place} of {bytes}");
             }
+        }
+    }
+
+    #[test]
+    fn neighbours_are_told_apart_at_all_epochs() {
+        for print in 0..64u64 {
+            let of = |id, epoch| Salt::of(&Identity { id, fingerprint: [0, 0, 0, print << 58 | print ^ epoch] });
+            let salts = (0..8u32).flat_map(|id| (0..8u64).map(move |epoch| of(id, epoch)));
+            let masks: HashSet<u64> = salts.map(|salt| salt.mask).collect();
+            assert_eq!(masks.len(), 64, "fingerprints that end in {print}");
         }
     }
 

@@ -132,8 +132,9 @@ impl Core {
             .collect();
         let asked = [keys.len() - prompt.ram, prompt.ram - prompt.start].map(|blocks| blocks as u64);
         let uses = Uses { blocks: &blocks, asked, block_bytes };
-        if blocks.is_empty() {
-            // Nothing that the lock guards is changed.
+        // Nothing that the lock guards is changed. While somebody has it, prompts are left out whatever is in them, or
+        // what is counted and what is followed would not be of the same prompts.
+        if blocks.is_empty() && traffic.header().curve_lock.load(Relaxed) == 0 {
             traffic.note_asked(&uses);
             return;
         }

@@ -196,6 +196,25 @@ fn who_is_alive_and_at_the_curve_is_not_waited_for() {
     assert_eq!(counts(&pool, ns)["blocks_asked"], 10, "all else is counted");
 }
 
+#[test]
+fn prompts_with_and_without_followed_blocks_are_left_out_alike_while_somebody_is_at_the_curve() {
+    let pool = pool(1);
+    let ns = space(&pool, 1);
+    let header = pool.core().traffic().unwrap().header();
+    header.threshold.store(1, Relaxed); // so that none of these blocks is followed
+    note(&pool, ns, &keys(0..10), &in_memory(0)).unwrap();
+    let references = || pool.core().traffic().unwrap().curve().references();
+    assert_eq!((references(), header.curve_skipped.load(Relaxed)), (10, 0));
+    header.curve_lock.store(pool.member().unwrap().encode(), Relaxed);
+    note(&pool, ns, &keys(0..10), &in_memory(0)).unwrap();
+    assert_eq!((references(), header.curve_skipped.load(Relaxed)), (10, 1));
+    // Whoever comes next takes over from the dead, whatever he asks for.
+    header.curve_lock.store(crate::Member { row: 7, epoch: 3 }.encode(), Relaxed);
+    note(&pool, ns, &keys(0..10), &in_memory(0)).unwrap();
+    assert_eq!((references(), header.curve_skipped.load(Relaxed)), (20, 1));
+    assert_eq!(header.curve_lock.load(Relaxed), 0);
+}
+
 /// Write words that nobody would, everywhere behind the superblock.
 fn damage(traffic: &Traffic, seed: u64) {
     let mut number = seed << 32;
