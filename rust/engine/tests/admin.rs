@@ -54,6 +54,7 @@ fn a_living_user_is_seen_and_protects_the_pool() {
     assert_eq!(admin::remove(&path, false).unwrap_err().kind(), ErrorKind::InUse);
     pool.release(&leased).unwrap();
     drop(pool);
+    std::fs::write(path.join("traffic-v1"), "statistics of another version").unwrap();
     admin::remove(&path, false).unwrap();
     assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 0);
 }
