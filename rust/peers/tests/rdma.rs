@@ -6,10 +6,12 @@ mod parts;
 use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parts::common::keys;
 use parts::rig::{Rig, cables, devices, soon, stay_as_they_are, usual};
 use pegaflow_engine::{BlockRef, Error, Result};
+use pegaflow_peers::limits::RDMA_WORN_TIME_MAX;
 use pegaflow_peers::proto::{ConnectReply, ConnectRequest, RegionsReply, RegionsRequest};
 use pegaflow_peers::rdma::{Nic, RdmaServer, RdmaTransport};
 use pegaflow_peers::transport::{Channel, ControlCalls, PartRead, RegionSource};
@@ -77,27 +79,43 @@ fn all_come(channel: &mut dyn Channel, rig: &Rig, reads: &[PartRead], cables: &[
     for read in reads {
         rig.client.fill(read.target, 0xEE);
     }
-    let outcome = channel.read(reads, soon());
+    let outcome = rig.asked_again(reads, channel.read(reads, soon()));
     assert!(outcome.quiet && outcome.broken.is_none(), "{:?}", outcome.broken);
     assert_eq!(rig.check(0, reads, &outcome), reads.len());
     ours.iter().zip(before).map(|(nic, before)| bytes_come(nic) - before).collect()
 }
 
 const SHARED: u64 = 40;
+const SHARE_TIME_MAX: Duration = Duration::from_secs(30);
 
 fn every_port_brings_its_share(rig: &Rig, cables: &[Nic]) {
     let (_, reads) = rig.blocks(SHARED);
-    let shares = all_come(&mut *rig.open(), rig, &reads, cables);
-    println!("bytes by each port: {shares:?}");
     let all: u64 = reads.iter().map(|read| read.bytes).sum();
-    assert!(shares.iter().all(|share| *share > all / shares.len() as u64 * 3 / 4), "{shares:?} of {all}");
+    let ports = cables.len() as u64 / 2;
+    until_each_brings(all / ports * 3 / 4, rig, &reads, cables);
     give_back(rig, &reads);
+}
+
+/// Read all by new channels until every port brings more than `bytes`. A busy machine may answer too late for a device,
+/// and a link that has come up is told a little later.
+fn until_each_brings(bytes: u64, rig: &Rig, reads: &[PartRead], cables: &[Nic]) {
+    let started = Instant::now();
+    loop {
+        let shares = all_come(&mut *rig.open(), rig, reads, cables);
+        println!("bytes by each port: {shares:?}");
+        if shares.iter().all(|share| *share > bytes) {
+            return;
+        }
+        assert!(started.elapsed() < SHARE_TIME_MAX, "{shares:?}: not more than {bytes} each");
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// The cable at `end` (0: the client's, 1: the server's) is pulled out while one read comes after the other.
 fn what_a_port_no_longer_brings_comes_by_the_other(rig: &Rig, cables: &[Nic], end: usize) {
     let reads = reads_again(rig);
     let all: u64 = reads.iter().map(|read| read.bytes).sum();
+    let opened = Instant::now();
     let mut channel = rig.open();
     let shares = std::thread::scope(|scope| {
         let pull = scope.spawn(|| plug(end, "down"));
@@ -107,6 +125,10 @@ fn what_a_port_no_longer_brings_comes_by_the_other(rig: &Rig, cables: &[Nic], en
             if shares[0] < all / 4 || is_last {
                 return shares;
             }
+            if shares[1] < all / 4 {
+                println!("the other port was given up before: {shares:?} of {all}");
+                channel = rig.open();
+            }
         }
     });
     println!("cable pulled out at end {end}, bytes by each port: {shares:?} of {all}");
@@ -114,12 +136,11 @@ fn what_a_port_no_longer_brings_comes_by_the_other(rig: &Rig, cables: &[Nic], en
     // Also by a channel that was opened afterwards.
     for channel in [&mut channel, &mut rig.open()] {
         assert!(all_come(&mut **channel, rig, &reads, cables)[1] > all);
-        assert!(!channel.is_worn(), "it is kept for a while");
+        assert!(!channel.is_worn() || opened.elapsed() >= RDMA_WORN_TIME_MAX, "it is kept for a while");
     }
     stay_as_they_are(&rig.client, &reads);
     plug(end, "up");
-    let shares = all_come(&mut *rig.open(), rig, &reads, cables);
-    assert!(shares.iter().all(|share| *share > all / 4), "both are used again: {shares:?} of {all}");
+    until_each_brings(all / 4, rig, &reads, cables);
     give_back(rig, &reads);
 }
 

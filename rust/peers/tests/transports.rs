@@ -167,6 +167,7 @@ fn a_lease_that_ends_stops_the_sender() {
             outcome
         });
         assert!(outcome.quiet);
+        let outcome = rig.asked_again(&reads, outcome);
         rig.check(0, &reads, &outcome);
         until("the sender lets go", || rig.leases.sending() == 0);
         stay_as_they_are(&rig.client, &reads);

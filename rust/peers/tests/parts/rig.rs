@@ -17,6 +17,7 @@ use super::leases::Leases;
 use super::pools::{PARTS, Side, pattern};
 
 pub const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const ASKED_AGAIN_MAX: usize = 4;
 pub const SESSION: [u8; 16] = [7; 16];
 
 /// A peer without a control plane.
@@ -172,6 +173,25 @@ impl Rig {
     /// See [`check_arrived`].
     pub fn check(&self, first: u64, reads: &[PartRead], outcome: &ReadOutcome) -> usize {
         check_arrived(&self.client, first, reads, outcome)
+    }
+
+    /// Soft-RoCE of a kernel under load may say that a READ is done of which no byte has come. Only where
+    /// `PEGAFLOW_RDMA_FORGETFUL` says that the devices are of that kind: all is read again, a few times.
+    pub fn asked_again(&self, reads: &[PartRead], mut outcome: ReadOutcome) -> ReadOutcome {
+        let is_forgetful = self.rdma.is_some() && std::env::var_os("PEGAFLOW_RDMA_FORGETFUL").is_some();
+        for _ in 0..if is_forgetful { ASKED_AGAIN_MAX } else { 0 } {
+            let untouched =
+                |read: &PartRead| self.client.reserved_bytes(read.target, read.part).iter().all(|&byte| byte == 0xEE);
+            let arrived = reads.iter().zip(&outcome.arrived).filter(|(_, arrived)| arrived.is_some());
+            let count = arrived.filter(|(read, _)| untouched(read)).count();
+            if count == 0 || !outcome.quiet {
+                break;
+            }
+            println!("the device said that {count} parts had come of which no byte had: all is read again");
+            reads.iter().for_each(|read| self.client.fill(read.target, 0xEE));
+            outcome = self.open().read(reads, soon());
+        }
+        outcome
     }
 
     /// A channel with `count` blocks leased over there and as many slots here, all filled with 0xEE.
