@@ -72,6 +72,9 @@ pub trait Channel: Send {
     fn is_worn(&self) -> bool {
         false
     }
+
+    /// There is none better now: it is not worn for a while.
+    fn keep(&mut self) {}
 }
 
 /// Calls that a transport makes while it opens or uses a channel.

@@ -2,8 +2,10 @@
 #![allow(missing_docs, reason = "tests")]
 
 mod common;
+mod wearing;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use common::net::{Fault, Net};
@@ -11,7 +13,9 @@ use common::{
     BLOCK_BYTES, ShmDir, check, connect, counter, fetch, find, key, keys, namespace, reserved, serve, store, until,
 };
 use pegaflow_engine::Pool;
+use pegaflow_peers::transport::TransportKind;
 use pegaflow_peers::{Credentials, Peers, PeersOptions, Question};
+use wearing::{Wear, Wearing};
 
 const POOL_BYTES: u64 = 4 << 20;
 
@@ -140,6 +144,32 @@ fn bytes_that_are_wrong_or_missing_are_a_miss_and_the_peer_is_left_alone() {
         until(|| (peers.facts()[0].state == "up").then_some(()));
         assert_eq!(fetch(&peers, namespace(&ours), &keys(0..20)).1, 20, "after {fault:?}");
         assert_eq!(check(&ours, namespace(&ours), 0..20), 20);
+    }
+}
+
+#[test]
+fn a_worn_channel_stays_until_there_is_another_of_its_kind() {
+    let (dir, net) = (ShmDir::new("worn"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    for round in 0..4 {
+        assert_eq!(store(&theirs, namespace(&theirs), round * 10..round * 10 + 10), 10);
+    }
+    let (_server, address) = serve(&theirs, &net);
+    let (wear, plain) = (Arc::new(Wear::default()), net.transport(&ours));
+    let wearing = Arc::new(Wearing(Arc::clone(&wear), Arc::clone(&plain)));
+    let options =
+        PeersOptions { addresses: vec![address], credentials: common::credentials(), transports: vec![wearing, plain] };
+    let peers = Peers::start(Arc::clone(&ours), options).unwrap();
+    until(|| (peers.facts()[0].state == "up").then_some(()));
+    // Worn, whether another one is refused, then opened in all, then refused in all.
+    let rounds = [(false, false, 1, 0), (true, true, 1, 1), (false, true, 1, 1), (true, false, 2, 1)];
+    for (round, (is_worn, refuses, opened, refused)) in (0..).zip(rounds) {
+        wear.is_worn.store(is_worn, Relaxed);
+        wear.refuses.store(refuses, Relaxed);
+        assert_eq!(fetch(&peers, namespace(&ours), &keys(round * 10..round * 10 + 10)).1, 10);
+        let counts = [&wear.opened, &wear.refused, &wear.living].map(|count| count.load(Relaxed));
+        assert_eq!(counts, [opened, refused, 1], "round {round}");
+        assert_eq!(peers.facts()[0].transport, Some(TransportKind::Rdma));
     }
 }
 

@@ -12,7 +12,7 @@ use crate::client::{FailureKind, Peer, Up};
 use crate::limits::{CONNECT_TIME_MAX, LEASE_MARGIN, LEASE_WAIT_MAX};
 use crate::proto;
 use crate::sync::lock;
-use crate::transport::{Channel, PartRead, ReadOutcome, Ticket, TransportKind};
+use crate::transport::{Channel, PartRead, ReadOutcome, Ticket, Transport, TransportKind};
 use crate::wire;
 
 /// What became of a piece.
@@ -170,7 +170,8 @@ fn parse(
     Some(Leased { ticket, until: asked + time, blocks })
 }
 
-/// The channel to this peer; opened if there is none since it has greeted, or a better one is to be had.
+/// The channel to this peer; opened if there is none since it has greeted. One that is worn stays until there is
+/// another one of its kind.
 fn open<'a>(
     fetch: &Fetch,
     peer: &Peer,
@@ -178,22 +179,38 @@ fn open<'a>(
     channel: &'a mut Option<OpenChannel>,
     until: Instant,
 ) -> Result<&'a mut OpenChannel, Error> {
-    if channel.as_ref().is_some_and(|open| open.greeting != up.number || open.channel.is_worn()) {
+    if channel.as_ref().is_some_and(|open| open.greeting != up.number) {
         *channel = None;
     }
+    let deadline = until.min(Instant::now() + CONNECT_TIME_MAX);
+    if let Some(worn) = channel.as_mut().filter(|open| open.channel.is_worn()) {
+        match open_best(fetch, up, deadline, Some(worn.channel.kind())) {
+            Ok(opened) => worn.channel = opened,
+            Err(error) => {
+                log::info!("pegaflow: peer {} is read from as before: {error}", peer.address);
+                worn.channel.keep();
+            }
+        }
+    }
     if channel.is_none() {
-        let deadline = until.min(Instant::now() + CONNECT_TIME_MAX);
-        let opened = open_best(fetch, up, deadline)?;
+        let opened = open_best(fetch, up, deadline, None)?;
         lock(&peer.state).transport = Some(opened.kind());
         *channel = Some(OpenChannel { greeting: up.number, channel: opened });
     }
     channel.as_mut().ok_or_else(|| Error::new(ErrorKind::NotFound, "there is no channel"))
 }
 
-fn open_best(fetch: &Fetch, up: &Up, deadline: Instant) -> Result<Box<dyn Channel>, Error> {
+/// The first that can be opened, of this kind if one is named.
+fn open_best(
+    fetch: &Fetch,
+    up: &Up,
+    deadline: Instant,
+    only: Option<TransportKind>,
+) -> Result<Box<dyn Channel>, Error> {
     let mut last =
         Error::new(ErrorKind::NotFound, "there is no way for its bytes: it has neither a data port nor RDMA");
-    for transport in &fetch.inner.transports {
+    let wanted = |transport: &&std::sync::Arc<dyn Transport>| only.is_none_or(|kind| kind == transport.kind());
+    for transport in fetch.inner.transports.iter().filter(wanted) {
         if transport.kind() == TransportKind::Rdma {
             // Before any device can: what this process leaves behind when it dies is quarantined from now on.
             fetch.inner.pool.set_device_writes()?;

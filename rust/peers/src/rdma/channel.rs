@@ -125,6 +125,10 @@ impl Channel for RdmaChannel {
     fn is_worn(&self) -> bool {
         self.worn_since.is_some_and(|since| since.elapsed() >= RDMA_WORN_TIME_MAX)
     }
+
+    fn keep(&mut self) {
+        self.worn_since = Some(Instant::now());
+    }
 }
 
 impl RdmaChannel {
