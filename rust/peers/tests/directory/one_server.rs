@@ -11,7 +11,7 @@ use pegaflow_peers::limits::DIRECTORY_BACKOFF_MIN;
 
 use crate::blocks::Blocks;
 use crate::server::{Server, ask};
-use crate::talk::{ADDRESS, OTHER, asker, block, find, hasty, is_complete, named, open, until};
+use crate::talk::{ADDRESS, OTHER, asker, block, find, hasty, is_complete, named, open, until, until_found};
 
 #[test]
 fn hosts_that_are_there_are_known_whatever_they_have_and_the_dead_are_forgotten() {
@@ -33,7 +33,7 @@ fn hosts_that_are_there_are_known_whatever_they_have_and_the_dead_are_forgotten(
     until("the dead are taken away", || {
         matches!(ask(&mut connection, "SISMEMBER pega1:owners 0000abcd"), Ok(redis::Value::Int(0)))
     });
-    assert_eq!(hosts(), HashSet::from([ADDRESS.to_owned()]));
+    until("the living is known", || hosts() == HashSet::from([ADDRESS.to_owned()]));
     drop(server);
     until("the store is gone, and so is what is known", || asker.hosts().is_empty());
 }
@@ -102,8 +102,7 @@ fn after_flushes_deaths_and_restarts_under_load_everything_is_registered_again()
             }
             let is_done = || owner.owner_facts().is_some_and(|facts| facts.anew > before && facts.complete);
             println!("{fault}: everything is registered again after {:?}", until(fault, is_done));
-            let is_found = || named(&asker, &steady).len() == steady.len();
-            println!("... and found after another {:?}", until(fault, is_found));
+            println!("... and found after another {:?}", until_found(fault, &asker, steady.iter().copied()));
             assert!(named(&asker, &never).is_empty(), "what nobody ever had is not named");
         }
     });
@@ -171,7 +170,7 @@ fn entries_of_owners_that_are_gone_for_long_are_taken_away_and_buckets_expire() 
         let entries: usize = buckets.iter().map(entries).sum();
         entries < 4000 + 250
     });
-    assert!(owner.owner_facts().unwrap().repaired > 700, "{:?}", owner.owner_facts());
+    until("they are counted", || owner.owner_facts().unwrap().repaired > 700);
     let mut connection = server.connect();
     for key in server.keys("pega1:") {
         let seconds: i64 = redis::cmd("TTL").arg(&key).query(&mut connection).unwrap();
@@ -213,9 +212,8 @@ fn buckets_that_are_too_full_are_made_finer() {
     let owner = open(&blocks, &server.url(), DirectoryTuning { bucket_entries_max: 4, ..hasty() });
     owner.announce(Some(ADDRESS)).unwrap();
     until("finer buckets", || is_complete(&owner) && !server.keys("pega1:15:").is_empty());
-    let (asker, all) = (asker(&server.url()), (0..20_000).map(block).collect::<Vec<_>>());
-    until("everything is found", || named(&asker, &all).len() == all.len());
-    assert!(server.keys("pega1:12:").is_empty(), "the former buckets are gone");
+    until_found("everything is found", &asker(&server.url()), (0..20_000).map(block));
+    until("the former buckets are gone", || server.keys("pega1:12:").is_empty());
 }
 
 #[test]
@@ -232,9 +230,11 @@ fn without_a_server_nobody_is_named_and_nobody_waits() {
         assert!(answer.addresses.is_empty());
         answer.owners == [[Vec::<u16>::new(), Vec::new()]]
     });
-    let facts = directory.asker_facts();
-    assert!(!facts.up && facts.failed >= 1 && facts.skipped >= 1, "{facts:?}");
-    let problem = facts.problem.unwrap();
+    until("it is counted", || {
+        let facts = directory.asker_facts();
+        !facts.up && facts.failed >= 1 && facts.skipped >= 1 && facts.problem.is_some()
+    });
+    let problem = directory.asker_facts().problem.unwrap();
     assert!(problem.starts_with("the directory's server 127.0.0.1:") && !problem.contains("hidden"), "{problem}");
     until("the owner says so too", || directory.owner_facts().unwrap().problem.is_some());
     assert!(!directory.url().contains("hidden"));
@@ -283,6 +283,8 @@ fn a_server_that_is_down_is_left_alone_whether_somebody_asks_or_not() {
     server.signal("-STOP");
     until("a look is in vain", || !back.asker_facts().up);
     server.signal("-CONT");
-    until("a look is not", || back.asker_facts().up);
-    assert_eq!(back.asker_facts().problem, None);
+    until("a look is not", || {
+        let facts = back.asker_facts();
+        facts.up && facts.problem.is_none()
+    });
 }

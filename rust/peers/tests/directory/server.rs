@@ -1,11 +1,13 @@
 //! `redis-server` (or what `PEGAFLOW_DIRECTORY_SERVER` names) in a directory of its own, killed with the value.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult, Value};
+
+const START_TIME_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) struct Server {
     pub(crate) port: u16,
@@ -17,18 +19,34 @@ pub(crate) struct Server {
 impl Server {
     /// Start one with more arguments.
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let port = unused_port();
-        let dir = std::env::temp_dir().join(format!("pega-directory-{}-{port}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let arguments = arguments.iter().map(ToString::to_string).collect();
-        let mut server = Self { port, dir, arguments, child: None };
-        server.restart();
-        server
+        let began = Instant::now();
+        loop {
+            let port = unused_port();
+            let dir = std::env::temp_dir().join(format!("pega-directory-{}-{port}", std::process::id()));
+            std::fs::create_dir_all(&dir).unwrap();
+            let arguments = arguments.iter().map(ToString::to_string).collect();
+            let mut server = Self { port, dir, arguments, child: None };
+            // Somebody else may have taken the port.
+            if server.launch() {
+                return server;
+            }
+            assert!(began.elapsed() < START_TIME_MAX, "redis-server does not start");
+        }
     }
 
     /// Kill it and start it again, without what it held.
     pub(crate) fn restart(&mut self) {
         self.kill();
+        let began = Instant::now();
+        // Meanwhile a connection of somebody else may have the port.
+        while !self.launch() {
+            assert!(began.elapsed() < START_TIME_MAX, "redis-server does not start again");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Start it and wait until it answers; returns whether it does.
+    fn launch(&mut self) -> bool {
         let program = std::env::var("PEGAFLOW_DIRECTORY_SERVER").unwrap_or_else(|_| "redis-server".into());
         let mut command = Command::new(program);
         if self.arguments.first().is_some_and(|argument| argument == "--sentinel") {
@@ -40,12 +58,18 @@ impl Server {
         }
         command.args(["--bind", "127.0.0.1", "--port", &self.port.to_string()]).current_dir(&self.dir);
         let child = command.stdout(Stdio::null()).spawn().expect("the package redis-server is installed");
-        self.child = Some(child);
+        let child = self.child.insert(child);
+        let said = format!("process_id:{}\r\n", child.id());
         let began = Instant::now();
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            assert!(began.elapsed() < Duration::from_secs(30), "redis-server does not start");
+        while !facts_of(self.port).is_ok_and(|facts| facts.contains(&said)) {
+            if child.try_wait().unwrap().is_some() {
+                self.child = None;
+                return false;
+            }
+            assert!(began.elapsed() < START_TIME_MAX, "redis-server does not answer");
             std::thread::sleep(Duration::from_millis(5));
         }
+        true
     }
 
     /// Have it stand still, or go on.
@@ -76,11 +100,20 @@ impl Server {
     }
 }
 
+/// What whoever listens at a port says of itself.
+fn facts_of(port: u16) -> RedisResult<String> {
+    let time_max = Duration::from_secs(5);
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}/"))?;
+    let mut connection = client.get_connection_with_timeout(time_max)?;
+    connection.set_read_timeout(Some(time_max))?;
+    redis::cmd("INFO").arg("server").query(&mut connection)
+}
+
 /// The servers of a cluster talk to each other 10,000 ports above their own.
 fn unused_port() -> u16 {
     loop {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        if port <= u16::MAX - 10_000 {
+        if port.checked_add(10_000).is_some_and(|bus| TcpListener::bind(("127.0.0.1", bus)).is_ok()) {
             return port;
         }
     }

@@ -50,15 +50,25 @@ pub(crate) fn find(directory: &Directory, hashes: &[u64]) -> Answer {
     }
 }
 
-/// Of the hashes, those for which somebody is named.
+/// Of the hashes, those for which somebody is named. Of so few at a time that a busy machine answers each part in time.
 pub(crate) fn named(directory: &Directory, hashes: &[u64]) -> HashSet<u64> {
     let mut named = HashSet::new();
-    for part in hashes.chunks(4096) {
+    for part in hashes.chunks(512) {
         let answer = find(directory, part);
         let owners = answer.owners.into_iter().flatten();
         named.extend(part.iter().zip(owners).filter(|(_, owners)| !owners.is_empty()).map(|(hash, _)| *hash));
     }
     named
+}
+
+/// Ask until somebody was named for each: an answer may be late, and only what it lacks is asked for again.
+pub(crate) fn until_found(what: &str, directory: &Directory, hashes: impl IntoIterator<Item = u64>) -> Duration {
+    let mut missing: Vec<u64> = hashes.into_iter().collect();
+    until(what, || {
+        let found = named(directory, &missing);
+        missing.retain(|hash| !found.contains(hash));
+        missing.is_empty()
+    })
 }
 
 pub(crate) fn is_complete(directory: &Directory) -> bool {
