@@ -244,7 +244,7 @@ impl Work {
         let mut is_old = self.store.is_some();
         loop {
             if self.store.is_none() {
-                self.store = Some(Store::connect(&self.url, DIRECTORY_FIND_TIME_MAX)?);
+                self.store = Some(Store::connect(&mut self.url, DIRECTORY_FIND_TIME_MAX)?);
                 self.layout = None;
             }
             let done = work(self);

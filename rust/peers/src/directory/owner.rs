@@ -153,7 +153,7 @@ impl Work {
 
     /// Until somebody says stop, or something fails.
     fn session(&mut self) -> Result<()> {
-        let mut store = Store::connect(&self.url, DIRECTORY_PATIENCE)?;
+        let mut store = Store::connect(&mut self.url, DIRECTORY_PATIENCE)?;
         let mut next_beat = Instant::now();
         loop {
             if Instant::now() >= next_beat {

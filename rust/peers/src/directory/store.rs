@@ -55,23 +55,25 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Find the servers and connect. `patience`: how long a reply may take later.
-    pub(super) fn connect(url: &DirectoryUrl, patience: Duration) -> Result<Self> {
+    /// Find the servers and connect. `patience`: how long a reply may take later. Hosts of the URL that were asked are
+    /// put behind the others: if what one of them leads to fails, the next is asked first, and not the same again.
+    pub(super) fn connect(url: &mut DirectoryUrl, patience: Duration) -> Result<Self> {
         if url.is_tls() {
             // An error says that the process has one already, which is as good.
             let _installed = rustls::crypto::ring::default_provider().install_default();
         }
-        let alone = || Self { url: url.clone(), patience, nodes: Vec::new(), node_of_slot: Vec::new() };
-        match &url.arrangement {
+        let servers = url.clone();
+        let alone = || Self { url: servers.clone(), patience, nodes: Vec::new(), node_of_slot: Vec::new() };
+        match &servers.arrangement {
             Arrangement::Single => {
                 let mut store = alone();
-                let (host, port) = &url.hosts[0];
+                let (host, port) = &servers.hosts[0];
                 store.add_node(host, *port)?;
                 Ok(store)
             }
             Arrangement::Sentinel(name) => first_that_leads(
-                &url.hosts,
-                |host, port| master_by(url, host, port, name),
+                &mut url.hosts,
+                |host, port| master_by(&servers, host, port, name),
                 |(host, port)| {
                     let mut store = alone();
                     let node = store.add_node(host, *port)?;
@@ -83,8 +85,8 @@ impl Store {
                 },
             ),
             Arrangement::Cluster => first_that_leads(
-                &url.hosts,
-                |host, port| ranges_by(url, host, port),
+                &mut url.hosts,
+                |host, port| ranges_by(&servers, host, port),
                 |ranges| {
                     let mut store = alone();
                     store.add_ranges(ranges)?;
@@ -112,14 +114,10 @@ impl Store {
     }
 
     fn add_ranges(&mut self, ranges: &[SlotRange]) -> Result<()> {
-        let mut node_of_slot = vec![u16::MAX; SLOTS];
+        let mut node_of_slot = vec![0; SLOTS];
         for range in ranges {
             let node = self.add_node(&range.host, range.port)? as u16;
             node_of_slot[range.first..=range.last].fill(node);
-        }
-        if node_of_slot.contains(&u16::MAX) {
-            let (host, port) = &self.url.hosts[0];
-            return Err(unusable(host, *port, "belongs to a cluster of which slots are missing"));
         }
         self.node_of_slot = node_of_slot;
         Ok(())
@@ -257,15 +255,19 @@ fn connect_to(url: &DirectoryUrl, host: &str, port: u16, is_sentinel: bool) -> R
     Ok(connection)
 }
 
-/// Items of the array that a command answers.
-fn ask(connection: &mut Connection, words: &[&[u8]]) -> Result<Vec<Value>> {
+/// What a command answers.
+fn ask_value(connection: &mut Connection, words: &[&[u8]]) -> Result<Value> {
     let mut batch = Batch::default();
     batch.add("", words);
     let sent = connection.send_packed_command(&batch.bytes).and_then(|()| connection.recv_response());
-    match sent {
-        Ok(Value::Array(items)) => Ok(items),
-        Ok(other) => Err(Error::new(ErrorKind::Device, format!("the directory's server answers {}", kind_of(&other)))),
-        Err(error) => Err(Error::new(ErrorKind::Device, format!("the directory's server does not answer: {error}"))),
+    sent.map_err(|error| Error::new(ErrorKind::Device, format!("the directory's server does not answer: {error}")))
+}
+
+/// Items of the array that a command answers.
+fn ask(connection: &mut Connection, words: &[&[u8]]) -> Result<Vec<Value>> {
+    match ask_value(connection, words)? {
+        Value::Array(items) => Ok(items),
+        other => Err(Error::new(ErrorKind::Device, format!("the directory's server answers {}", kind_of(&other)))),
     }
 }
 
@@ -278,15 +280,17 @@ fn kind_of(value: &Value) -> String {
 }
 
 /// Where the first host sends us whose word is any good: some may be behind the times. What several say is tried once.
-/// If there is none, what was wrong with the last.
+/// If there is none, what was wrong with the last. Each host that is asked is put behind the others.
 fn first_that_leads<T: PartialEq>(
-    hosts: &[(String, u16)],
+    hosts: &mut [(String, u16)],
     question: impl Fn(&str, u16) -> Result<T>,
     follow: impl Fn(&T) -> Result<Store>,
 ) -> Result<Store> {
     let mut last = Error::new(ErrorKind::InvalidArgument, "the directory's URL names no host");
     let mut tried = Vec::new();
-    for (host, port) in hosts {
+    for _ in 0..hosts.len() {
+        hosts.rotate_left(1);
+        let Some((host, port)) = hosts.last() else { break };
         match question(host, *port) {
             Ok(answer) if tried.contains(&answer) => {}
             Ok(answer) => match follow(&answer) {
@@ -311,12 +315,28 @@ fn master_by(url: &DirectoryUrl, host: &str, port: u16, name: &str) -> Result<(S
     found.ok_or_else(|| unusable(host, port, "names a master that cannot be read"))
 }
 
-/// Which masters hold which slots, as one node of a cluster knows it.
+/// Which masters hold which slots, as one node of a cluster knows it. One that is cut off from the others knows them
+/// all, refuses all commands on keys, and says so.
 fn ranges_by(url: &DirectoryUrl, host: &str, port: u16) -> Result<Vec<SlotRange>> {
     let mut connection = connect_to(url, host, port, false)?;
+    let info = ask_value(&mut connection, &[b"CLUSTER", b"INFO"])?;
+    if let Value::ServerError(_) = info {
+        return Err(unusable(host, port, &format!("answers {}", kind_of(&info))));
+    }
+    if !text_of(&info).is_some_and(|info| info.lines().any(|line| line == "cluster_state:ok")) {
+        return Err(unusable(host, port, "takes its cluster for down, or belongs to none"));
+    }
     let answer = ask(&mut connection, &[b"CLUSTER", b"SLOTS"])?;
     let ranges = answer.iter().map(|item| slot_range(item, host)).collect::<Option<Vec<_>>>();
-    ranges.ok_or_else(|| unusable(host, port, "describes its cluster in a way that cannot be read"))
+    let mut ranges =
+        ranges.ok_or_else(|| unusable(host, port, "describes its cluster in a way that cannot be read"))?;
+    // In any order, and to be compared with what others say.
+    ranges.sort_unstable_by_key(|range| range.first);
+    let end = ranges.iter().try_fold(0, |end, range| (range.first <= end).then_some(end.max(range.last + 1)));
+    if end != Some(SLOTS) {
+        return Err(unusable(host, port, "belongs to a cluster of which slots are missing"));
+    }
+    Ok(ranges)
 }
 
 fn slot_range(item: &Value, asked: &str) -> Option<SlotRange> {

@@ -227,6 +227,43 @@ fn a_cluster_is_used_as_a_whole_and_a_server_that_lost_its_part_gets_it_again() 
 }
 
 #[test]
+fn a_server_that_is_cut_off_from_its_cluster_is_passed_over() {
+    let servers = cluster(3, 3, LONG_SILENCE_MS);
+    // It has the place and the slots of the first in its own eyes, knows all of them, and reaches none of the others.
+    let known = ask_text(&servers[0], "CLUSTER NODES");
+    let bus = |server: &Server| format!("@{}", server.port + 10_000);
+    let known = servers.iter().fold(known, |known, server| known.replace(&bus(server), "@1"));
+    let config = std::env::temp_dir().join(format!("pega-directory-cut-off-{}.conf", std::process::id()));
+    std::fs::write(&config, known).unwrap();
+    let path = config.to_str().unwrap();
+    let arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", SILENCE_MS, "--cluster-config-file", path];
+    let cut_off = Server::start(&arguments);
+    until("it says which slots are where, and that it is down", || {
+        let says = ask_text(&cut_off, "CLUSTER INFO");
+        let is_blind = !says.contains("cluster_slots_pfail:0\r\n");
+        is_blind && says.contains("cluster_state:fail") && says.contains("cluster_slots_assigned:16384")
+    });
+    registered(&cluster_url([&cut_off, &servers[1]]), 3000, hasty());
+    drop(cut_off);
+    std::fs::remove_file(config).unwrap();
+}
+
+#[test]
+fn if_the_master_of_one_sentinel_takes_no_writes_the_next_sentinel_is_asked() {
+    let (alone, master) = (Server::start(&["--min-replicas-to-write", "1"]), Server::start(&[]));
+    let sentinels = [Server::start(&["--sentinel"]), Server::start(&["--sentinel"])];
+    watch(&sentinels[0], &alone, 1);
+    watch(&sentinels[1], &master, 1);
+    let url = format!("redis+sentinel://127.0.0.1:{},127.0.0.1:{}/main", sentinels[0].port, sentinels[1].port);
+    let blocks = Arc::new(Blocks::new(1, 100));
+    blocks.fill((0..100).map(block));
+    let owner = open(&blocks, &url, hasty());
+    owner.announce(Some(ADDRESS)).unwrap();
+    until("registrations", || is_complete(&owner));
+    assert!(!master.keys("pega1:12:").is_empty() && alone.keys("pega1:").is_empty());
+}
+
+#[test]
 fn slots_on_their_way_through_a_cluster_are_found_where_they_are() {
     let servers = cluster(2, 2, LONG_SILENCE_MS);
     let (blocks, owner, asker) = registered(&cluster_url(&servers[..1]), 4000, hasty());
