@@ -133,6 +133,8 @@ pub const DIRECTORY_HOSTS_MAX: usize = 64;
 pub const DIRECTORY_NODES_MAX: usize = 1024;
 /// Connecting to one server, and asking who is in charge.
 pub const DIRECTORY_CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
+/// Asking hosts of the URL who is in charge, and connecting to all that are; what is left is asked the next time.
+pub const DIRECTORY_CONNECT_ALL_TIME_MAX: Duration = Duration::from_secs(3);
 /// How long an owner waits for a reply.
 pub const DIRECTORY_PATIENCE: Duration = Duration::from_secs(2);
 /// Deadline of a question.

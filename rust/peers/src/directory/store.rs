@@ -1,13 +1,15 @@
 //! Connections to the servers of a store, and many commands in one round trip.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pegaflow_engine::{Error, ErrorKind, Result};
 use redis::{Client, Connection, ServerErrorKind, Value};
 
 use super::slots::{SLOTS, slot_of};
 use super::url::{Arrangement, DirectoryUrl};
-use crate::limits::{DIRECTORY_CONNECT_TIME_MAX, DIRECTORY_NODES_MAX, DIRECTORY_REDIRECTIONS_MAX};
+use crate::limits::{
+    DIRECTORY_CONNECT_ALL_TIME_MAX, DIRECTORY_CONNECT_TIME_MAX, DIRECTORY_NODES_MAX, DIRECTORY_REDIRECTIONS_MAX,
+};
 
 /// Commands, packed one behind the other.
 #[derive(Default)]
@@ -62,21 +64,23 @@ impl Store {
             // An error says that the process has one already, which is as good.
             let _installed = rustls::crypto::ring::default_provider().install_default();
         }
+        let deadline = Instant::now() + DIRECTORY_CONNECT_ALL_TIME_MAX;
         let servers = url.clone();
         let alone = || Self { url: servers.clone(), patience, nodes: Vec::new(), node_of_slot: Vec::new() };
         match &servers.arrangement {
             Arrangement::Single => {
                 let mut store = alone();
                 let (host, port) = &servers.hosts[0];
-                store.add_node(host, *port)?;
+                store.add_node(host, *port, deadline)?;
                 Ok(store)
             }
             Arrangement::Sentinel(name) => first_that_leads(
                 &mut url.hosts,
-                |host, port| master_by(&servers, host, port, name),
+                deadline,
+                |host, port| master_by(&servers, host, port, name, deadline),
                 |(host, port)| {
                     let mut store = alone();
-                    let node = store.add_node(host, *port)?;
+                    let node = store.add_node(host, *port, deadline)?;
                     let role = ask(&mut store.nodes[node].connection, &[b"ROLE"])?;
                     if role.first().is_some_and(|role| is_text(role, "master")) {
                         return Ok(store);
@@ -86,17 +90,18 @@ impl Store {
             ),
             Arrangement::Cluster => first_that_leads(
                 &mut url.hosts,
-                |host, port| ranges_by(&servers, host, port),
+                deadline,
+                |host, port| ranges_by(&servers, host, port, deadline),
                 |ranges| {
                     let mut store = alone();
-                    store.add_ranges(ranges)?;
+                    store.add_ranges(ranges, deadline)?;
                     Ok(store)
                 },
             ),
         }
     }
 
-    fn add_node(&mut self, host: &str, port: u16) -> Result<usize> {
+    fn add_node(&mut self, host: &str, port: u16, deadline: Instant) -> Result<usize> {
         let known = self.nodes.iter().position(|node| node.address.0 == host && node.address.1 == port);
         if let Some(known) = known {
             return Ok(known);
@@ -104,7 +109,7 @@ impl Store {
         if self.nodes.len() >= DIRECTORY_NODES_MAX {
             return Err(unusable(host, port, "belongs to a cluster of too many masters"));
         }
-        let connection = connect_to(&self.url, host, port, false)?;
+        let connection = connect_to(&self.url, host, port, false, deadline)?;
         let address = (host.to_owned(), port);
         let set = connection.set_read_timeout(Some(self.patience));
         set.and_then(|()| connection.set_write_timeout(Some(self.patience)))
@@ -113,10 +118,10 @@ impl Store {
         Ok(self.nodes.len() - 1)
     }
 
-    fn add_ranges(&mut self, ranges: &[SlotRange]) -> Result<()> {
+    fn add_ranges(&mut self, ranges: &[SlotRange], deadline: Instant) -> Result<()> {
         let mut node_of_slot = vec![0; SLOTS];
         for range in ranges {
-            let node = self.add_node(&range.host, range.port)? as u16;
+            let node = self.add_node(&range.host, range.port, deadline)? as u16;
             node_of_slot[range.first..=range.last].fill(node);
         }
         self.node_of_slot = node_of_slot;
@@ -180,7 +185,7 @@ impl Store {
         let start = position.checked_sub(1).map_or(0, |before| batch.commands[before].1);
         let asked = &self.nodes[usize::from(self.node_of_slot[usize::from(slot)])].address.0;
         let host = if way.host.is_empty() { asked.clone() } else { way.host.clone() };
-        let node = self.add_node(&host, way.port)?;
+        let node = self.add_node(&host, way.port, Instant::now() + DIRECTORY_CONNECT_TIME_MAX)?;
         if way.is_for_good {
             self.node_of_slot[usize::from(slot)] = node as u16;
         }
@@ -245,12 +250,15 @@ struct SlotRange {
     port: u16,
 }
 
-fn connect_to(url: &DirectoryUrl, host: &str, port: u16, is_sentinel: bool) -> Result<Connection> {
+fn connect_to(url: &DirectoryUrl, host: &str, port: u16, is_sentinel: bool, deadline: Instant) -> Result<Connection> {
+    let time_max = deadline.saturating_duration_since(Instant::now()).min(DIRECTORY_CONNECT_TIME_MAX);
+    if time_max.is_zero() {
+        return Err(unusable(host, port, "was not reached: others took too long to answer"));
+    }
     let info = url.connection(host, port, is_sentinel)?;
-    let connected =
-        Client::open(info).and_then(|client| client.get_connection_with_timeout(DIRECTORY_CONNECT_TIME_MAX));
+    let connected = Client::open(info).and_then(|client| client.get_connection_with_timeout(time_max));
     let connection = connected.map_err(|error| failed(&(host.to_owned(), port), &error))?;
-    let set = connection.set_read_timeout(Some(DIRECTORY_CONNECT_TIME_MAX));
+    let set = connection.set_read_timeout(Some(time_max));
     set.map_err(|error| failed(&(host.to_owned(), port), &error))?;
     Ok(connection)
 }
@@ -280,12 +288,14 @@ fn kind_of(value: &Value) -> String {
 }
 
 /// Where the first host sends us whose word is any good: some may be behind the times. What several say is tried once.
-/// If there is none, what was wrong with the last. Each host that is asked is put behind the others.
-fn first_that_leads<T: PartialEq>(
+/// If there is none, what was wrong with the last. Each host that is asked is put behind the others,
+/// and none is after the deadline: so a later call goes on where this one had to stop.
+fn first_that_leads<T: PartialEq, S>(
     hosts: &mut [(String, u16)],
+    deadline: Instant,
     question: impl Fn(&str, u16) -> Result<T>,
-    follow: impl Fn(&T) -> Result<Store>,
-) -> Result<Store> {
+    follow: impl Fn(&T) -> Result<S>,
+) -> Result<S> {
     let mut last = Error::new(ErrorKind::InvalidArgument, "the directory's URL names no host");
     let mut tried = Vec::new();
     for _ in 0..hosts.len() {
@@ -302,13 +312,16 @@ fn first_that_leads<T: PartialEq>(
             },
             Err(error) => last = error,
         }
+        if Instant::now() >= deadline {
+            break;
+        }
     }
     Err(last)
 }
 
 /// Whom a sentinel says to be the master.
-fn master_by(url: &DirectoryUrl, host: &str, port: u16, name: &str) -> Result<(String, u16)> {
-    let mut connection = connect_to(url, host, port, true)?;
+fn master_by(url: &DirectoryUrl, host: &str, port: u16, name: &str, deadline: Instant) -> Result<(String, u16)> {
+    let mut connection = connect_to(url, host, port, true, deadline)?;
     let answer = ask(&mut connection, &[b"SENTINEL", b"get-master-addr-by-name", name.as_bytes()])?;
     let [master, master_port] = &answer[..] else { return Err(unusable(host, port, "knows no master of that name")) };
     let found = text_of(master).zip(text_of(master_port).and_then(|port| port.parse().ok()));
@@ -317,8 +330,8 @@ fn master_by(url: &DirectoryUrl, host: &str, port: u16, name: &str) -> Result<(S
 
 /// Which masters hold which slots, as one node of a cluster knows it. One that is cut off from the others knows them
 /// all, refuses all commands on keys, and says so.
-fn ranges_by(url: &DirectoryUrl, host: &str, port: u16) -> Result<Vec<SlotRange>> {
-    let mut connection = connect_to(url, host, port, false)?;
+fn ranges_by(url: &DirectoryUrl, host: &str, port: u16, deadline: Instant) -> Result<Vec<SlotRange>> {
+    let mut connection = connect_to(url, host, port, false, deadline)?;
     let info = ask_value(&mut connection, &[b"CLUSTER", b"INFO"])?;
     if let Value::ServerError(_) = info {
         return Err(unusable(host, port, &format!("answers {}", kind_of(&info))));
@@ -368,4 +381,48 @@ fn failed(address: &(String, u16), error: &redis::RedisError) -> Error {
 
 fn unusable(host: &str, port: u16, what: &str) -> Error {
     Error::new(ErrorKind::Device, format!("the directory's server {host}:{port} {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn after_the_deadline_no_host_is_asked_and_the_next_call_goes_on_behind_the_last() {
+        let mut hosts: Vec<(String, u16)> = (1..=4).map(|port| ("h".to_owned(), port)).collect();
+        let asked = RefCell::new(Vec::new());
+        let mut lead = |deadline: Instant, slow: u16, good: u16| {
+            let question = |_: &str, port: u16| {
+                asked.borrow_mut().push(port);
+                while port == slow && Instant::now() < deadline {
+                    std::thread::yield_now();
+                }
+                Ok(port)
+            };
+            let follow = |port: &u16| if *port == good { Ok(*port) } else { Err(unusable("h", *port, "is bad")) };
+            first_that_leads(&mut hosts, deadline, question, follow)
+        };
+        assert!(lead(Instant::now(), 0, 0).is_err());
+        let soon = Instant::now() + Duration::from_secs(1);
+        assert!(lead(soon, 2, 4).is_err());
+        let late = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(lead(late, 0, 4).unwrap(), 4);
+        assert_eq!(lead(late, 0, 1).unwrap(), 1);
+        assert!(lead(late, 0, 0).is_err());
+        assert_eq!(*asked.borrow(), [1, 2, 3, 4, 1, 2, 3, 4, 1]);
+    }
+
+    #[test]
+    fn nobody_is_called_after_the_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let url = DirectoryUrl::parse("redis+cluster://h").unwrap();
+        let error = connect_to(&url, "127.0.0.1", port, false, Instant::now()).err().unwrap();
+        assert!(error.to_string().contains("was not reached"), "{error}");
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_err());
+    }
 }
