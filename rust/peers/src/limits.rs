@@ -178,8 +178,8 @@ pub const DIRECTORY_BUCKET_ENTRIES_MAX: u32 = 96;
 pub const DIRECTORY_BATCH_MAX: usize = 2048;
 /// Blocks that are gone, and not taken away yet.
 pub const DIRECTORY_GONE_MAX: usize = 1 << 16;
-/// Commands of one round trip that are given to other servers of a cluster one by one; if more slots than that have
-/// moved it is better to ask for all of them anew.
+/// Commands of one round trip that are given to the new servers of their slots one by one; if more slots than that have
+/// moved for good it is better to ask for all of them anew.
 pub const DIRECTORY_REDIRECTIONS_MAX: usize = 64;
 /// Slots that are looked at between two writes.
 pub const DIRECTORY_SCAN_SLOTS_MAX: usize = 1 << 16;

@@ -1,5 +1,6 @@
 //! Connections to the servers of a store, and many commands in one round trip.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use pegaflow_engine::{Error, ErrorKind, Result};
@@ -29,6 +30,11 @@ impl Batch {
             self.bytes.extend_from_slice(b"\r\n");
         }
         self.commands.push((slot_of(key.as_bytes()), self.bytes.len()));
+    }
+
+    fn command(&self, position: usize) -> &[u8] {
+        let start = position.checked_sub(1).map_or(0, |before| self.commands[before].1);
+        &self.bytes[start..self.commands[position].1]
     }
 
     pub(super) fn len(&self) -> usize {
@@ -150,8 +156,11 @@ impl Store {
             self.exchange_with_all(batch, &mut values)?;
         }
         if !self.node_of_slot.is_empty() {
-            let moved =
-                values.iter_mut().enumerate().filter_map(|(at, value)| redirection(value).map(|way| (at, value, way)));
+            self.ask_where_slots_go(batch, &mut values)?;
+            let moved = values
+                .iter_mut()
+                .enumerate()
+                .filter_map(|(at, value)| redirection(value).filter(|way| way.is_for_good).map(|way| (at, value, way)));
             for (position, value, way) in moved.take(DIRECTORY_REDIRECTIONS_MAX) {
                 *value = self.follow(batch, position, &way)?;
             }
@@ -179,25 +188,45 @@ impl Store {
         Ok(())
     }
 
-    /// A slot is being moved, or has been: give the command to the server that a reply names. What that one says holds.
-    fn follow(&mut self, batch: &Batch, position: usize, way: &Redirection) -> Result<Value> {
-        let (slot, end) = batch.commands[position];
-        let start = position.checked_sub(1).map_or(0, |before| batch.commands[before].1);
-        let asked = &self.nodes[usize::from(self.node_of_slot[usize::from(slot)])].address.0;
+    /// The server that a reply to a command names.
+    fn node_named(&mut self, batch: &Batch, position: usize, way: &Redirection) -> Result<usize> {
+        let slot = usize::from(batch.commands[position].0);
+        let asked = &self.nodes[usize::from(self.node_of_slot[slot])].address.0;
         let host = if way.host.is_empty() { asked.clone() } else { way.host.clone() };
-        let node = self.add_node(&host, way.port, Instant::now() + DIRECTORY_CONNECT_TIME_MAX)?;
-        if way.is_for_good {
-            self.node_of_slot[usize::from(slot)] = node as u16;
+        self.add_node(&host, way.port, Instant::now() + DIRECTORY_CONNECT_TIME_MAX)
+    }
+
+    /// Slots are being moved, and keys of theirs are there already: give the commands to the servers that the replies
+    /// name, all that are for the same one in one round trip.
+    fn ask_where_slots_go(&mut self, batch: &Batch, values: &mut [Value]) -> Result<()> {
+        let mut shares: BTreeMap<usize, (Vec<u8>, Vec<usize>)> = BTreeMap::new();
+        for (position, value) in values.iter().enumerate() {
+            let Some(way) = redirection(value).filter(|way| !way.is_for_good) else { continue };
+            let (bytes, positions) = shares.entry(self.node_named(batch, position, &way)?).or_default();
+            bytes.extend_from_slice(b"*1\r\n$6\r\nASKING\r\n");
+            bytes.extend_from_slice(batch.command(position));
+            positions.push(position);
         }
-        let (node, mut words) = (&mut self.nodes[node], Vec::new());
-        if !way.is_for_good {
-            words.extend_from_slice(b"*1\r\n$6\r\nASKING\r\n");
+        for (node, (bytes, _)) in &shares {
+            let node = &mut self.nodes[*node];
+            node.connection.send_packed_command(bytes).map_err(|error| failed(&node.address, &error))?;
         }
-        words.extend_from_slice(&batch.bytes[start..end]);
-        node.connection.send_packed_command(&words).map_err(|error| failed(&node.address, &error))?;
-        if !way.is_for_good {
-            node.receive()?;
+        for (node, (_, positions)) in &shares {
+            for position in positions {
+                self.nodes[*node].receive()?;
+                values[*position] = self.nodes[*node].receive()?;
+            }
         }
+        Ok(())
+    }
+
+    /// A slot has been moved: give the command to the server that a reply names. What that one says holds.
+    fn follow(&mut self, batch: &Batch, position: usize, way: &Redirection) -> Result<Value> {
+        let node = self.node_named(batch, position, way)?;
+        self.node_of_slot[usize::from(batch.commands[position].0)] = node as u16;
+        let node = &mut self.nodes[node];
+        let sent = node.connection.send_packed_command(batch.command(position));
+        sent.map_err(|error| failed(&node.address, &error))?;
         node.receive()
     }
 
@@ -233,6 +262,8 @@ fn redirection(value: &Value) -> Option<Redirection> {
     };
     let (_slot, address) = refusal.details()?.split_once(' ')?;
     let (host, port) = address.rsplit_once(':')?;
+    // As it is in `slot_range`.
+    let host = if host == "?" { "" } else { host };
     Some(Redirection { host: host.to_owned(), port: port.parse().ok()?, is_for_good })
 }
 
@@ -413,6 +444,21 @@ mod tests {
         assert_eq!(lead(late, 0, 1).unwrap(), 1);
         assert!(lead(late, 0, 0).is_err());
         assert_eq!(*asked.borrow(), [1, 2, 3, 4, 1, 2, 3, 4, 1]);
+    }
+
+    #[test]
+    fn a_reply_that_knows_no_host_means_the_one_that_was_asked() {
+        for (reply, host, is_for_good) in [
+            ("MOVED 5 ?:7", "", true),
+            ("ASK 5 :7", "", false),
+            ("MOVED 5 ::1:7", "::1", true),
+            ("ASK 5 h:7", "h", false),
+        ] {
+            let value = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).unwrap();
+            let way = redirection(&value).unwrap();
+            assert_eq!((way.host.as_str(), way.port, way.is_for_good), (host, 7, is_for_good));
+        }
+        assert!(redirection(&redis::parse_redis_value(b"-ERR 5 h:7\r\n").unwrap()).is_none());
     }
 
     #[test]

@@ -272,7 +272,7 @@ fn slots_on_their_way_through_a_cluster_are_found_where_they_are() {
     let slot = |key: &String| -> u16 {
         redis::from_redis_value(ask(&mut from.connect(), &format!("CLUSTER KEYSLOT {key}")).unwrap()).unwrap()
     };
-    let slots: BTreeSet<u16> = from.keys("pega1:12:").iter().take(20).map(slot).collect();
+    let slots: BTreeSet<u16> = from.keys("pega1:12:").iter().take(400).map(slot).collect();
     let migrate = |slot: &u16| {
         until("a slot is empty", || {
             let held = ask(&mut from.connect(), &format!("CLUSTER GETKEYSINSLOT {slot} 100")).unwrap();
@@ -288,7 +288,8 @@ fn slots_on_their_way_through_a_cluster_are_found_where_they_are() {
         ask(&mut to.connect(), &format!("CLUSTER SETSLOT {slot} IMPORTING {}", ids[0])).unwrap();
         ask(&mut from.connect(), &format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1])).unwrap();
     }
-    slots.iter().take(10).for_each(migrate);
+    // So many that each batch has hundreds of commands on keys that are there already.
+    slots.iter().take(slots.len() / 2).for_each(migrate);
     blocks.fill((2000..6000).map(block));
     until_found("what is new is registered and found", &asker, (2000..6000).map(block));
     until("what went is not", || named(&asker, &(0..2000).map(block).collect::<Vec<_>>()).is_empty());
