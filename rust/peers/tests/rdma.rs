@@ -5,11 +5,11 @@ mod parts;
 
 use std::collections::BTreeSet;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use parts::common::keys;
-use parts::rig::{Rig, cables, devices, soon, stay_as_they_are, usual};
+use parts::rig::{Rig, cables, devices, soon, stay_as_they_are, until, usual};
 use pegaflow_engine::{BlockRef, Error, Result};
 use pegaflow_peers::limits::RDMA_WORN_TIME_MAX;
 use pegaflow_peers::proto::{ConnectReply, ConnectRequest, RegionsReply, RegionsRequest};
@@ -19,6 +19,20 @@ use pegaflow_peers::transport::{Channel, ControlCalls, PartRead, RegionSource};
 /// A rig over the devices of this machine, if it has any.
 fn rigs() -> Vec<Rig> {
     devices().chunks(2).map(|_| Rig::rdma(&[777, 700_001])).collect()
+}
+
+/// Calls that go to the server, and what was asked for with the last of them.
+struct Remembers(Arc<dyn ControlCalls>, Mutex<ConnectRequest>);
+
+impl ControlCalls for Remembers {
+    fn connect(&self, request: ConnectRequest) -> Result<ConnectReply> {
+        self.1.lock().unwrap().clone_from(&request);
+        self.0.connect(request)
+    }
+
+    fn regions(&self, request: RegionsRequest) -> Result<RegionsReply> {
+        self.0.regions(request)
+    }
 }
 
 /// Calls that go to the server, whose keys then come back changed.
@@ -116,7 +130,11 @@ fn what_a_port_no_longer_brings_comes_by_the_other(rig: &Rig, cables: &[Nic], en
     let reads = reads_again(rig);
     let all: u64 = reads.iter().map(|read| read.bytes).sum();
     let opened = Instant::now();
-    let mut channel = rig.open();
+    let calls = Arc::new(Remembers(Arc::clone(&rig.calls), Mutex::default()));
+    let asking = Arc::clone(&calls) as Arc<dyn ControlCalls>;
+    let mut channel = rig.transport.open(parts::rig::HOST, &rig.hello, parts::rig::SESSION, asking, soon()).unwrap();
+    let asked = calls.1.lock().unwrap().clone();
+    assert_eq!(answered(rig, &asked, cables.len() / 2), [true, true]);
     let shares = std::thread::scope(|scope| {
         let pull = scope.spawn(|| plug(end, "down"));
         loop {
@@ -139,9 +157,18 @@ fn what_a_port_no_longer_brings_comes_by_the_other(rig: &Rig, cables: &[Nic], en
         assert!(!channel.is_worn() || opened.elapsed() >= RDMA_WORN_TIME_MAX, "it is kept for a while");
     }
     stay_as_they_are(&rig.client, &reads);
+    until("the server knows that its link is down", || answered(rig, &asked, cables.len() / 2) == [false, true]);
     plug(end, "up");
     until_each_brings(all / 4, rig, &reads, cables);
     give_back(rig, &reads);
+}
+
+/// Whether the server makes the other ends of what a client has asked for, by port.
+fn answered(rig: &Rig, asked: &ConnectRequest, ports: usize) -> Vec<bool> {
+    let reply = rig.rdma.as_ref().unwrap().connect([3; 16], asked).unwrap();
+    rig.rdma.as_ref().unwrap().session_gone([3; 16]);
+    let of = |port: usize| asked.pairs.iter().zip(&reply.pairs).filter(move |(pair, _)| pair.nic as usize == port);
+    (0..ports).map(|port| of(port).all(|(_, reply)| reply.number != 0)).collect()
 }
 
 /// The same blocks, into slots of their own.

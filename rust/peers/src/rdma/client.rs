@@ -1,5 +1,6 @@
 //! The client's side: opens channels of queue pairs to peers.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -52,23 +53,32 @@ fn ways(routed: &[Option<bool>], theirs: &[proto::Nic], pairs: usize) -> Vec<(us
     (0..count).map(|at| ways[at % ways.len()]).collect()
 }
 
-/// Connect a queue pair on each way on which that works. Where it works on none, why not on the last.
+/// Connect a queue pair on each way on which that works. Where one does not no other is tried, since each may take
+/// long. Where it works on none, why not on the last.
 fn connect(
     devices: &[Arc<Device>],
     ways: &[(usize, usize)],
     mut request: ConnectRequest,
     calls: &dyn ControlCalls,
+    deadline: Instant,
 ) -> Result<Vec<Lane>> {
     let mut problem = Error::new(ErrorKind::NotFound, "the peer has no RDMA port that ours can reach");
-    let (mut pairs, mut lanes) = (Vec::new(), Vec::new());
+    let (mut pairs, mut lanes, mut failed) = (Vec::new(), Vec::new(), BTreeSet::new());
     for way in ways {
+        if failed.contains(way) {
+            continue;
+        }
+        in_time(deadline)?;
         let device = &devices[way.0];
         match QueuePair::new(device, false) {
             Ok(pair) => {
                 request.pairs.push(pair.describe(way.1 as u32, device.reads_asked_max));
                 pairs.push((pair, *way));
             }
-            Err(error) => problem = error,
+            Err(error) => {
+                failed.insert(*way);
+                problem = error;
+            }
         }
     }
     if pairs.is_empty() {
@@ -84,12 +94,23 @@ fn connect(
             problem = Error::new(ErrorKind::Device, format!("the peer cannot use its RDMA port number {}", way.1));
             continue;
         }
-        match pair.connect(other) {
+        if failed.contains(&way) {
+            continue;
+        }
+        match in_time(deadline).and_then(|()| pair.connect(other)) {
             Ok(()) => lanes.push(Lane::new(pair, way)),
-            Err(error) => problem = error,
+            Err(error) => {
+                failed.insert(way);
+                problem = error;
+            }
         }
     }
     if lanes.is_empty() { Err(problem) } else { Ok(lanes) }
+}
+
+fn in_time(deadline: Instant) -> Result<()> {
+    let busy = || Error::new(ErrorKind::Busy, "there was no time left to connect by RDMA");
+    if Instant::now() < deadline { Ok(()) } else { Err(busy()) }
 }
 
 impl Transport for RdmaTransport {
@@ -111,11 +132,8 @@ impl Transport for RdmaTransport {
         if ways.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "the peer has no RDMA port that ours can reach"));
         }
-        if Instant::now() >= deadline {
-            return Err(Error::new(ErrorKind::Busy, "there was no time left to connect by RDMA"));
-        }
         let request = ConnectRequest { session: session.to_vec(), term: hello.term, pairs: Vec::new() };
-        let lanes = connect(&self.devices, &ways, request, &*calls)?;
+        let lanes = connect(&self.devices, &ways, request, &*calls, deadline)?;
         let is_whole = lanes.len() == ways.len() && !routed.contains(&None);
         let remote = RemoteSegments::new(calls, session, hello.term, hello.nics.len());
         let nodes = self.devices.iter().map(|device| device.nic.node).collect();
