@@ -23,13 +23,17 @@ pub(super) struct Lane {
     pub(super) pair: QueuePair,
     /// Number of our device, and number of the server's port.
     pub(super) way: (usize, usize),
-    /// Nothing is read over it any more.
-    pub(super) is_dead: bool,
+    /// Since when nothing is read over it any more.
+    dead_since: Option<Instant>,
 }
 
 impl Lane {
     pub(super) fn new(pair: QueuePair, way: (usize, usize)) -> Self {
-        Self { pair, way, is_dead: false }
+        Self { pair, way, dead_since: None }
+    }
+
+    fn is_dead(&self) -> bool {
+        self.dead_since.is_some()
     }
 }
 
@@ -196,7 +200,7 @@ impl RdmaChannel {
     /// The lane with the least to do; of those near the slot, if there are any. None that is dead.
     fn lane_for(&self, node: Option<u32>, queued: &[u64]) -> usize {
         let near = |lane: &Lane| node.is_some() && self.nodes[lane.way.0] == node;
-        let living = self.lanes.iter().enumerate().filter(|(_, lane)| !lane.is_dead);
+        let living = self.lanes.iter().enumerate().filter(|(_, lane)| !lane.is_dead());
         living.min_by_key(|(number, lane)| (!near(lane), queued[*number])).map_or(0, |(number, _)| number)
     }
 
@@ -218,12 +222,20 @@ impl RdmaChannel {
             if plan.is_over() && plan.finished.is_empty() {
                 return Ok(());
             }
-            if Instant::now() >= deadline {
+            let now = Instant::now();
+            if now >= deadline {
                 return Err(Error::new(ErrorKind::Busy, "a peer's blocks did not come by RDMA in time"));
+            }
+            let until = self.last_moment(deadline);
+            if now >= until {
+                return Err(Error::new(
+                    ErrorKind::Device,
+                    "an RDMA device does not end what it reads from a dead port",
+                ));
             }
             looks = if plan.posted.len() < before || !plan.finished.is_empty() { 0 } else { looks + 1 };
             if looks > RDMA_LOOKS_MAX {
-                self.sleep(plan, deadline)?;
+                self.sleep(plan, until)?;
                 looks = 0;
             }
         }
@@ -270,7 +282,7 @@ impl RdmaChannel {
                 plan.complete(id, result.is_ok());
                 failure = failure.take().or(result.err());
             })?;
-            failures.extend(failure.filter(|_| !lane.is_dead).map(|error| (lane.way, error)));
+            failures.extend(failure.filter(|_| !lane.is_dead()).map(|error| (lane.way, error)));
         }
         for (way, error) in failures {
             self.give_way_up(way, error, plan)?;
@@ -285,21 +297,26 @@ impl RdmaChannel {
     /// Read nothing more from this port over there by this one of ours: all that is under way there ends in error, and
     /// only then goes another way. An error: there is none.
     fn give_way_up(&mut self, way: (usize, usize), error: Error, plan: &mut Plan) -> Result<()> {
-        let is_of_it = |lane: &Lane| lane.way == way && !lane.is_dead;
+        let is_of_it = |lane: &Lane| lane.way == way && !lane.is_dead();
         if !self.lanes.iter().any(is_of_it) {
             return Ok(());
         }
         for (number, lane) in self.lanes.iter_mut().enumerate().filter(|(_, lane)| is_of_it(lane)) {
-            lane.is_dead = true;
+            lane.dead_since = Some(Instant::now());
             plan.stranded.extend(plan.unposted[number].drain(..));
             lane.pair.flush()?;
         }
-        if self.lanes.iter().all(|lane| lane.is_dead) {
+        if self.lanes.iter().all(Lane::is_dead) {
             return Err(error);
         }
         log::info!("pegaflow: a peer is read from by fewer RDMA ports for a while: {error}");
         self.worn_since.get_or_insert_with(Instant::now);
         Ok(())
+    }
+
+    /// Until when completions are waited for.
+    fn last_moment(&self, deadline: Instant) -> Instant {
+        last_moment(self.lanes.iter().map(|lane| (lane.dead_since, lane.pair.is_busy())), deadline)
     }
 
     /// Wait for a completion, `until` at most.
@@ -358,6 +375,13 @@ impl RdmaChannel {
     }
 }
 
+/// `deadline`, or before it when a lane that is dead since then and busy has had the time that there is for ending.
+fn last_moment(lanes: impl Iterator<Item = (Option<Instant>, bool)>, deadline: Instant) -> Instant {
+    let ends =
+        lanes.filter_map(|(dead_since, is_busy)| dead_since.filter(|_| is_busy).map(|at| at + RDMA_DRAIN_TIME_MAX));
+    ends.min().map_or(deadline, |end| end.min(deadline))
+}
+
 /// How often is looked whether everything has ended.
 const DRAIN_LOOK: Duration = Duration::from_micros(200);
 
@@ -370,4 +394,20 @@ fn end_within(lanes: Vec<Lane>, time: Duration) -> bool {
         let _nobody_may_wait = tell.send(failures == 0);
     });
     thread.is_ok() && told.recv_timeout(time).unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_lane_that_does_not_end_is_not_waited_for_until_the_deadline() {
+        let now = Instant::now();
+        let (deadline, earlier) = (now + RDMA_DRAIN_TIME_MAX * 10, now + RDMA_DRAIN_TIME_MAX / 2);
+        let moment = |lanes: &[(Option<Instant>, bool)]| last_moment(lanes.iter().copied(), deadline);
+        assert_eq!(moment(&[(None, true), (None, false)]), deadline);
+        assert_eq!(moment(&[(None, true), (Some(now), false)]), deadline, "all of it has ended");
+        assert_eq!(moment(&[(None, true), (Some(earlier), true), (Some(now), true)]), now + RDMA_DRAIN_TIME_MAX);
+        assert_eq!(moment(&[(Some(deadline), true)]), deadline);
+    }
 }
