@@ -218,7 +218,16 @@ impl Peer for Service {
         let admitted = self.admit(&request)?;
         let session = self.session(&admitted, &request.get_ref().session, request.get_ref().term)?;
         let connect = request.get_ref().clone();
-        self.waiting(move |source| source.connect(session, &connect)).await.map(Response::new)
+        let term = Arc::clone(&self.0);
+        let made = self.waiting(move |source| {
+            let made = source.connect(session, &connect);
+            // If it was taken for gone meanwhile, nobody else would destroy what was made since.
+            if !term.sessions.knows(session) {
+                source.session_gone(session);
+            }
+            made
+        });
+        made.await.map(Response::new)
     }
 
     async fn health(&self, request: Request<proto::HealthRequest>) -> Result<Response<proto::HealthReply>, Status> {

@@ -44,6 +44,11 @@ impl Sessions {
         true
     }
 
+    /// Whether a client has greeted and is not taken for gone.
+    pub(crate) fn knows(&self, id: SessionId) -> bool {
+        lock(&self.known).contains_key(&id)
+    }
+
     pub(crate) fn count(&self) -> usize {
         lock(&self.known).len()
     }
@@ -80,7 +85,9 @@ mod tests {
         drop(first);
         assert!(sessions.take_gone().is_empty());
         drop(second);
+        assert!(sessions.knows([1; 16]));
         assert_eq!(sessions.take_gone(), [[1; 16]]);
+        assert!(!sessions.knows([1; 16]));
         assert_eq!(sessions.count(), 0);
     }
 
