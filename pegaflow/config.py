@@ -58,11 +58,11 @@ _SIZE_UNITS = {
 _SERVER_OPTIONS = ("host", "port")
 
 # The same for its SSD cache: a directory has one file, and queues are as long as what is on its way needs.
-_NOT_OVER_SEVERAL_HOSTS = ("peers", "peer_listen", "directory", "ssd_cache_path", "wait_for_full_prefix")
-"""Options that need a pool with whole blocks."""
-
 _SSD_OPTIONS_WITHOUT_EFFECT = ("ssd_cache_shards", "ssd_write_queue_depth", "ssd_prefetch_queue_depth")
 _WITHOUT_EFFECT = _SERVER_OPTIONS + _SSD_OPTIONS_WITHOUT_EFFECT
+
+# Options that need a pool with whole blocks.
+_NOT_OVER_SEVERAL_HOSTS = ("peers", "peer_listen", "directory", "ssd_cache_path", "wait_for_full_prefix")
 
 # Options whose feature this version does not have. Accepting them in silence would be a lie.
 _NOT_YET = (

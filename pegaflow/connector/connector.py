@@ -58,7 +58,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         compat.register_wire_types()
         config = _config_of(vllm_config)
         self._recorder = Recorder()
-        self._locking = DeviceReport()
+        self._device_report = DeviceReport()
         self._guard = Guard(self._recorder, self._turn_off)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
@@ -119,7 +119,7 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
     def get_kv_connector_stats(self) -> PegaStats | None:
         """What happened in this process since the last call."""
         if self._worker is not None:
-            self._locking.observe(self._worker.progress, self._recorder)
+            self._device_report.observe(self._worker.progress, self._recorder)
         taken = self._recorder.take()
         return PegaStats(data=taken) if taken else None
 
