@@ -104,7 +104,7 @@ lint-python: $(STAMPS)/native
 test: test-rust test-python test-sglang  ## Run all tests: the engine's, kill -9 and real vLLM included
 
 test-rust: $(STAMPS)/requirements
-	cargo test --locked --package pegaflow-engine --package pegaflow-peers
+	cargo test --locked --no-fail-fast --package pegaflow-engine --package pegaflow-peers
 
 test-python: $(STAMPS)/native $(MODEL_DIR)/model.safetensors
 	@mkdir -p build
