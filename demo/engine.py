@@ -30,6 +30,9 @@ ENVIRONMENT = {
 COMPUTING = sorted(os.sched_getaffinity(0))
 """Which cores compute, in all engines alike: left to itself vLLM takes others once a connector is set."""
 
+CORES = "VLLM_CPU_OMP_THREADS_BIND"
+"""vLLM's variable for them."""
+
 
 class EngineError(Exception):
     """The engine did not start or did not answer."""
@@ -61,7 +64,7 @@ class Engine:
         ``environment``: what they have besides."""
         self.name = name
         self.log = logs / f"{name}.log"
-        cores = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, COMPUTING))}
+        cores = {CORES: ",".join(map(str, COMPUTING))}
         whole = os.environ | ENVIRONMENT | cores | dict(environment or {})
         if Path(settings["model"]).is_dir():
             whole["HF_HUB_OFFLINE"] = "1"

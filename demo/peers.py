@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from demo import command
-from demo.engine import Answer, Engine, EngineError
+from demo.engine import CORES, Answer, Engine, EngineError
 from demo.report import COLD, Row
 from demo.two_hosts import MadeUpHost, two_hosts
 
@@ -74,6 +74,7 @@ class PeersDemo:
         for name, (host, options) in wanted.items():
             settings = self._settings(host, options)
             environment = {"PEGAFLOW_PEER_TOKEN": token, "VLLM_HOST_IP": "127.0.0.1"}
+            environment[CORES] = ",".join(map(str, host.cores))
             engine = Engine(f"peers-{name}", settings, self.logs, command=host.command, environment=environment)
             started.append(engines.enter_context(engine))
         for engine in started:

@@ -17,11 +17,14 @@ SHM = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class MadeUpHost:
-    """A network of its own and memory of its own; files and processors are shared."""
+    """A network of its own and memory of its own; files are shared."""
 
     name: str
     address: str
     shm_dir: Path
+    cores: tuple[int, ...]
+    """On which its engines are to compute: none that the other host has, if there are two. Threads of vLLM that wait do
+    so without rest, and on a core of two engines some kernels (seen with Linux 6.18) never let the other's run."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -37,9 +40,11 @@ class CannotMakeHosts(Exception):
 def two_hosts() -> Iterator[tuple[MadeUpHost, MadeUpHost]]:
     """Two hosts that reach each other and nothing else, gone in the end. Raises ``CannotMakeHosts``."""
     tag = secrets.token_hex(3)
+    cores = sorted(os.sched_getaffinity(0))
+    half = (len(cores) + 1) // 2
     pair = [
-        MadeUpHost(f"pegaflow-{tag}-{end}", f"{NETWORK}.{number}", SHM / f"pegaflow-{tag}-{end}")
-        for number, end in enumerate("ab", 1)
+        MadeUpHost(f"pegaflow-{tag}-{end}", f"{NETWORK}.{number}", SHM / f"pegaflow-{tag}-{end}", tuple(own or cores))
+        for number, end, own in ((1, "a", cores[:half]), (2, "b", cores[half:]))
     ]
     try:
         for host in pair:
