@@ -21,6 +21,9 @@ BLOCK_TOKENS = 32
 PORT = 7441
 TOKENS = 32
 SETTLE_SECONDS = 4
+LEFT_ALONE_SECONDS = 31
+"""A peer that is not to be had is asked again within half a minute."""
+
 WAIT_SECONDS = 300
 
 
@@ -63,6 +66,8 @@ class PeersDemo:
             second.reset()
             text = "After that, " + self.text[len(self.text) // 2 :]
             computed = self._ask(third, text)
+            self._say(f"host B, which had found nobody there, asks host A again within {LEFT_ALONE_SECONDS} s")
+            time.sleep(LEFT_ALONE_SECONDS)
             self._add("host B: from host A, whose first engine is dead", self._ask(second, text), computed.text)
         return self.rows
 

@@ -24,8 +24,8 @@ pub(super) struct Job {
     pub(super) block_ids: Vec<u32>,
     /// Blocks are not touched before this.
     pub(super) after: Option<Event>,
-    /// Whether that was seen to be over.
-    pub(super) after_is_over: bool,
+    /// The same, until it was seen to be over.
+    pub(super) awaited: Option<Event>,
     pub(super) cutter: Cutter,
     /// Whether each stage gets an event, so that somebody may follow the job before it is over.
     pub(super) followed: bool,

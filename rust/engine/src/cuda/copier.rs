@@ -193,7 +193,7 @@ impl CudaCopier {
             refs,
             block_ids,
             after,
-            after_is_over: after.is_none(),
+            awaited: after,
             cutter,
             followed: stages.is_some(),
             stages: Vec::new(),

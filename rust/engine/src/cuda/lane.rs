@@ -114,17 +114,18 @@ impl Lane {
         let first = self.flights.front().map(|flight| flight.job);
         let job = self.jobs.iter_mut().find(|job| Some(job.id) == first);
         let moves = match job {
-            Some(job) if !job.after_is_over => {
-                let over = job.after.map_or(Ok(true), |event| tools.driver.query(event));
-                job.after_is_over = match over {
-                    Err(error) if error.is_sticky() => return Err(error),
-                    // It is only counted: the next look asks again.
-                    outcome => outcome.unwrap_or(false),
-                };
-                job.after_is_over
-            }
-            Some(_) => true,
             None => false,
+            Some(job) => {
+                if let Some(event) = job.awaited {
+                    match tools.driver.query(event) {
+                        Ok(true) => job.awaited = None,
+                        Err(error) if error.is_sticky() => return Err(error),
+                        // It is only counted: the next look asks again.
+                        Ok(false) | Err(_) => {}
+                    }
+                }
+                job.awaited.is_none()
+            }
         };
         let tally = &tools.tally;
         let counter = if self.way == Way::ToHost { &tally.save_moving_us } else { &tally.load_moving_us };
