@@ -48,28 +48,36 @@ class PeersDemo:
             first, second = self._start(engines, token, {"a": (a, serves), "b": (b, asks)})
             cold = self._ask(first, self.text)
             self._add(COLD, cold, cold.text, must_hit=False)
-            self._add("host B: from the pool of host A", self._ask(second, self.text), cold.text)
+            expected = self._warm_text(first, self.text)
+            self._add("host B: from the pool of host A", self._ask(second, self.text), expected)
             second.reset()
-            self._add("host B again: from its own pool", self._ask(second, self.text), cold.text)
+            self._add("host B again: from its own pool", self._ask(second, self.text), expected)
             self._say("host B gets a new text first and waits; host A computes it")
             text = self.text[len(self.text) // 3 :]
             waiting: list[Answer] = []
             decode = threading.Thread(target=lambda: waiting.append(second.ask(text, TOKENS)))
             decode.start()
-            prefill = first.ask(text, TOKENS)
+            first.ask(text, TOKENS)
             decode.join()
             if not waiting:
                 raise EngineError(f"engine b did not answer, see {second.log}")
-            self._add("host B waits while host A computes", waiting[0], prefill.text)
+            self._add("host B waits while host A computes", waiting[0], self._warm_text(first, text))
             self._say(f"kill -9 of the whole engine on host A: {first.kill()} processes; another starts there")
             (third,) = self._start(engines, token, {"a-again": (a, serves)})
             second.reset()
             text = "After that, " + self.text[len(self.text) // 2 :]
-            computed = self._ask(third, text)
+            self._ask(third, text)
+            expected = self._warm_text(third, text)
             self._say(f"host B, which had found nobody there, asks host A again within {LEFT_ALONE_SECONDS} s")
             time.sleep(LEFT_ALONE_SECONDS)
-            self._add("host B: from host A, whose first engine is dead", self._ask(second, text), computed.text)
+            self._add("host B: from host A, whose first engine is dead", self._ask(second, text), expected)
         return self.rows
+
+    @staticmethod
+    def _warm_text(engine: Engine, text: str) -> str:
+        """The text with vLLM's own prefix cache, which ``engine`` has by now: behind a cached prefix the rest is
+        computed in other portions than in a whole prompt, and rounding may change a word, whatever the cache is."""
+        return engine.ask(text, TOKENS).text
 
     def _start(
         self, engines: contextlib.ExitStack, token: str, wanted: dict[str, tuple[MadeUpHost, dict[str, Any]]]
