@@ -34,7 +34,7 @@ def table(rows: list[Row], prompt_tokens: int) -> Table:
     """All rows, each compared with the row ``cold``."""
     (cold_ttft_s,) = [row.ttft_s for row in rows if row.scenario == COLD]
     drawn = Table(title=f"A text of {prompt_tokens:,} tokens, continued by real vLLM on the CPU")
-    drawn.add_column("scenario", no_wrap=True)
+    drawn.add_column("scenario")
     drawn.add_column("time to first token", justify="right", width=9)
     drawn.add_column("against cold", justify="right", width=7)
     drawn.add_column("tokens from cache", justify="right", width=6)
