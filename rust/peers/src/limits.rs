@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Version of the protocol; peers of another one are refused.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// Peers of one client.
 pub const PEERS_MAX: usize = 256;
 /// Clients of one server.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pegaflow_engine::{Error, ErrorKind, Result};
+use prost::Message;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tonic::transport::Channel;
@@ -13,6 +14,7 @@ use crate::limits::{CONNECT_TIME_MAX, FIND_TIME_MAX, LEASE_WAIT_MAX, MESSAGE_BYT
 use crate::proto;
 use crate::proto::peer_client::PeerClient;
 use crate::transport::ControlCalls;
+use crate::wire::Sealed;
 
 /// What became of a call.
 pub(crate) type Called<T> = std::result::Result<T, Failure>;
@@ -85,7 +87,8 @@ impl Calls {
         (message.session, message.term) = (self.session.to_vec(), self.term);
         let wait = Duration::from_millis(u64::from(message.wait_ms)).min(LEASE_WAIT_MAX);
         let mut client = self.client.clone();
-        self.handle.block_on(within(CONNECT_TIME_MAX + wait, client.lease(self.signed(message))))
+        let call = client.lease(self.signed(message.clone()));
+        opened(self.handle.block_on(within(CONNECT_TIME_MAX + wait, call))?, &message)
     }
 
     /// Give a lease back. Whether it had been held until then. Waits; not for tasks.
@@ -109,9 +112,20 @@ impl ControlCalls for Calls {
     fn regions(&self, mut message: proto::RegionsRequest) -> Result<proto::RegionsReply> {
         (message.session, message.term) = (self.session.to_vec(), self.term);
         let mut client = self.client.clone();
-        let called = self.handle.block_on(within(CONNECT_TIME_MAX, client.regions(self.signed(message))));
-        called.map_err(|failure| failure.error)
+        let called = self.handle.block_on(within(CONNECT_TIME_MAX, client.regions(self.signed(message.clone()))));
+        called.and_then(|reply| opened(reply, &message)).map_err(|failure| failure.error)
     }
+}
+
+/// A reply to what was asked, or a failure.
+fn opened<T: Sealed>(reply: T, request: &impl Message) -> Called<T> {
+    reply.opened(request).ok_or_else(|| Failure {
+        error: Error::new(
+            ErrorKind::Corrupt,
+            "it answers something else than it was asked, or not all arrived as it was sent",
+        ),
+        kind: FailureKind::Broken,
+    })
 }
 
 async fn within<T>(time: Duration, call: impl Future<Output = std::result::Result<Response<T>, Status>>) -> Called<T> {

@@ -72,7 +72,7 @@ mod tests {
 
         fn regions(&self, request: RegionsRequest) -> Result<RegionsReply> {
             self.1.lock().unwrap().push(request.wanted);
-            Ok(RegionsReply { version: 1, regions: self.0.clone() })
+            Ok(RegionsReply { version: 1, regions: self.0.clone(), digest: 0 })
         }
     }
 

@@ -70,7 +70,7 @@ impl RegionSource for RdmaServer {
             bytes: known.bytes as u64,
             rkeys: known.registrations.iter().map(|one| one.remote_key()).collect(),
         };
-        Ok(proto::RegionsReply { version, regions: known.into_iter().map(describe).collect() })
+        Ok(proto::RegionsReply { version, regions: known.into_iter().map(describe).collect(), digest: 0 })
     }
 
     /// If a session asks for too many queue pairs, its oldest ones go. Of a port whose link is down none are made, nor

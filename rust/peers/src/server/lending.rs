@@ -40,7 +40,8 @@ pub(crate) async fn lend(
     }
     let blocks = lent.iter().map(|(position, block)| described(*position, block)).collect();
     let given = term.leases.give(session, lent.into_iter().map(|(_, block)| block).collect(), claim).map_err(status)?;
-    Ok(proto::LeaseReply { lease: given.number, secret: given.secret.to_vec(), time_ms: lease_time_ms(), blocks })
+    let (lease, secret, time_ms) = (given.number, given.secret.to_vec(), lease_time_ms());
+    Ok(proto::LeaseReply { lease, secret, time_ms, blocks, digest: 0 })
 }
 
 fn described(position: usize, block: &Lent) -> proto::LeasedBlock {

@@ -19,7 +19,7 @@ use crate::limits::{
 use crate::proto;
 use crate::proto::peer_server::Peer;
 use crate::transport::RegionSource;
-use crate::wire;
+use crate::wire::{self, Sealed};
 
 /// What all calls of one term share.
 pub(crate) struct Term {
@@ -188,7 +188,7 @@ impl Peer for Service {
             bytes => Some(Key::new(bytes).map_err(|_| self.malformed("a parent is no key"))?),
         };
         let blocks = lend(&self.0, session, name, &keys, parent, lease).await?;
-        Ok(Response::new(blocks))
+        Ok(Response::new(blocks.sealed(lease)))
     }
 
     async fn release(&self, request: Request<proto::ReleaseRequest>) -> Result<Response<proto::ReleaseReply>, Status> {
@@ -211,7 +211,8 @@ impl Peer for Service {
             return Err(self.malformed("it asks for too much"));
         }
         let (version, wanted) = (regions.version, regions.wanted.clone());
-        self.waiting(move |source| source.regions(version, &wanted)).await.map(Response::new)
+        let known = self.waiting(move |source| source.regions(version, &wanted)).await?;
+        Ok(Response::new(known.sealed(regions)))
     }
 
     async fn connect(&self, request: Request<proto::ConnectRequest>) -> Result<Response<proto::ConnectReply>, Status> {

@@ -1,9 +1,12 @@
 //! Streams whose bytes are changed, lost, made up or cut off on the way, in either direction: those of calls and those
 //! of blocks.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use crate::common::{ShmDir, check, connect_by_tcp, keys, namespace, serve_by_tcp, store, until};
+use crate::common::{ShmDir, check, connect_by_tcp, key, keys, namespace, serve_by_tcp, store, until};
 use crate::hosts::{forget, nothing_is_left, unused_address};
 use crate::middleman::{Lane, Middleman, Piece};
 use crate::numbers::Numbers;
@@ -71,6 +74,39 @@ fn one_request(ours: &std::sync::Arc<pegaflow_engine::Pool>, address: &str) -> u
     until(|| query.poll());
     let fetch = query.fetch(0, 0..WANTED as usize, None).unwrap();
     fetch.map_or(0, |fetch| until(|| fetch.poll()))
+}
+
+/// What a single changed bit can do to a call, done on purpose: it asks for another block that is there.
+#[test]
+fn a_call_that_names_another_block_on_its_way_brings_no_block_under_the_wrong_key() {
+    let dir = ShmDir::new("renamed");
+    let (theirs, ours) = (dir.pool("theirs", 4 << 20), dir.pool("ours", 4 << 20));
+    store(&theirs, namespace(&theirs), 0..WANTED + 1);
+    let address = unused_address();
+    let server = serve_by_tcp(&theirs, &address);
+    until(|| server.facts().address);
+    let middleman = Middleman::before(&address);
+    for meant in [0, WANTED / 2, WANTED - 1] {
+        let changed = Arc::new(AtomicUsize::new(0));
+        let seen = Arc::clone(&changed);
+        middleman.plan(move |piece| {
+            let (meant, other) = (key(meant).to_bytes(), key(WANTED).to_bytes());
+            let at = piece.bytes.windows(meant.len()).position(|bytes| bytes == meant);
+            if let Some(at) = at.filter(|_| !piece.lane.answers && !piece.lane.data) {
+                piece.bytes[at..at + other.len()].copy_from_slice(&other);
+                seen.fetch_add(1, Relaxed);
+            }
+            true
+        });
+        one_request(&ours, &middleman.address);
+        // In the question who has it, and in the one for a lease.
+        assert!(changed.load(Relaxed) >= 2, "a call was not changed");
+        check(&ours, namespace(&ours), 0..WANTED);
+        forget(&ours);
+        nothing_is_left(&ours);
+    }
+    middleman.rest();
+    assert_eq!(one_request(&ours, &address), WANTED as usize);
 }
 
 #[test]
