@@ -61,7 +61,7 @@ class PeerLink:
     """What one engine has of other hosts."""
 
     def __init__(self, config: ConnectorConfig, types: PeerTypes) -> None:
-        """Raises ``InvalidArgument`` for a port of ``pegaflow.nics`` that cannot be used."""
+        """Raises ``InvalidArgument`` for a port of ``pegaflow.nics`` that is not there."""
         self._config = config
         self._types = types
         self.server: Server | None = None

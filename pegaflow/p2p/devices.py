@@ -5,6 +5,7 @@ where that can be imported.
 """
 
 import ipaddress
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pegaflow.errors import InvalidArgument
+
+logger = logging.getLogger("pegaflow")
 
 SYSFS = Path("/sys")
 PORTS_MAX = 16
@@ -101,7 +104,8 @@ def choose(
     ports: Sequence[Port], wanted: Sequence[str] | None, near: int | None = None, sysfs: Path = SYSFS
 ) -> list[Port]:
     """The ports to use: all that can be (``wanted`` ``None``), nearest to NUMA node ``near`` first, or those that are
-    named, in their order. Raises ``InvalidArgument`` for a name that there is not, or that cannot be used."""
+    named, in their order. One that is named and cannot be used now, its link being down say, is left out with a line in
+    the log. Raises ``InvalidArgument`` for a name that there is not."""
     if wanted is None:
         usable = [port for port in ports if port.problem is None]
         distances = _distances(sysfs, near)
@@ -109,11 +113,19 @@ def choose(
     chosen: dict[str, Port] = {}
     for name in wanted:
         named = [port for port in ports if name in (port.device, port.name)]
+        if not named:
+            there = ", ".join(port.name for port in ports) or "none at all"
+            raise InvalidArgument(
+                f"The port {name} of pegaflow.nics is not there (there is {there}): "
+                'name others, or "none" for TCP only.'
+            )
         fit = [port for port in named if port.problem is None]
         if not fit:
-            there = ", ".join(port.name for port in ports) or "none at all"
-            problem = f"cannot be used ({named[0].problem})" if named else f"is not there (there is {there})"
-            raise InvalidArgument(f'The port {name} of pegaflow.nics {problem}: name others, or "none" for TCP only.')
+            logger.warning(
+                "PegaFlow: the port %s of pegaflow.nics is left out until this process starts again: %s.",
+                name,
+                named[0].problem,
+            )
         chosen |= {port.name: port for port in fit}
     return list(chosen.values())[:PORTS_MAX]
 

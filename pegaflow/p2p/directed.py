@@ -1,7 +1,8 @@
 """Peers that a directory names: asked instead of all that there are, where there are too many hosts for that.
 
-The directory says which hosts may have blocks of a request; these are asked, beside those that were named by hand. What
-it says costs a question in vain if it is wrong, and nothing else. Nothing here waits.
+The directory says which hosts may have blocks of a request; these are asked, beside those that were named by hand. A
+host that it names in error costs a question in vain. One that it names in malice is told the token, unless peers have
+certificates: whoever may write to the directory is trusted. Nothing here waits.
 """
 
 import threading
