@@ -1,10 +1,14 @@
 //! Who may talk to whom: a token that both sides know, certificates on both sides, or both.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use pegaflow_engine::{Error, ErrorKind, Result};
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
-use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+use crate::limits::TLS_FILE_BYTES_MAX;
 
 const HEADER: &str = "authorization";
 
@@ -17,6 +21,31 @@ pub struct TlsFiles {
     pub key: PathBuf,
     /// Certificates of the authorities that sign those of the other hosts.
     pub ca: PathBuf,
+}
+
+/// What is in these files. Not `Debug`: the key goes to no log.
+#[derive(PartialEq, Eq)]
+pub(crate) struct Pem {
+    pub(crate) certificate: Vec<u8>,
+    pub(crate) key: Vec<u8>,
+    pub(crate) ca: Vec<u8>,
+}
+
+impl TlsFiles {
+    /// Anew each time: certificates are renewed.
+    pub(crate) fn read(&self) -> Result<Pem> {
+        Ok(Pem { certificate: whole(&self.certificate)?, key: whole(&self.key)?, ca: whole(&self.ca)? })
+    }
+}
+
+fn whole(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(TLS_FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
+    read.map_err(|error| invalid(format!("{} cannot be read: {error}", path.display())))?;
+    if bytes.len() as u64 > TLS_FILE_BYTES_MAX {
+        return Err(invalid(format!("{} is too large to be a certificate or a key", path.display())));
+    }
+    Ok(bytes)
 }
 
 /// What peers show each other. Not `Debug`: the token goes to no log.
@@ -63,24 +92,17 @@ impl Credentials {
         same(token.as_encoded_bytes(), shown)
     }
 
-    pub(crate) fn server_tls(&self) -> Result<Option<ServerTlsConfig>> {
-        let config = |(identity, ca)| ServerTlsConfig::new().identity(identity).client_ca_root(ca);
-        Ok(self.read()?.map(config))
+    /// What a server shows, if it does.
+    pub(crate) fn tls_files(&self) -> Option<&TlsFiles> {
+        self.tls.as_ref()
     }
 
     pub(crate) fn client_tls(&self, host: &str) -> Result<Option<ClientTlsConfig>> {
-        let config = |(identity, ca)| ClientTlsConfig::new().identity(identity).ca_certificate(ca).domain_name(host);
-        Ok(self.read()?.map(config))
-    }
-
-    /// Read anew each time: certificates are renewed.
-    fn read(&self) -> Result<Option<(Identity, Certificate)>> {
         let Some(files) = &self.tls else { return Ok(None) };
-        let read = |path: &PathBuf| {
-            std::fs::read(path).map_err(|error| invalid(format!("{} cannot be read: {error}", path.display())))
-        };
-        let identity = Identity::from_pem(read(&files.certificate)?, read(&files.key)?);
-        Ok(Some((identity, Certificate::from_pem(read(&files.ca)?))))
+        let pem = files.read()?;
+        let identity = Identity::from_pem(pem.certificate, pem.key);
+        let authority = Certificate::from_pem(pem.ca);
+        Ok(Some(ClientTlsConfig::new().identity(identity).ca_certificate(authority).domain_name(host)))
     }
 }
 

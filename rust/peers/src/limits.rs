@@ -10,6 +10,8 @@ pub const PEERS_MAX: usize = 256;
 pub const SESSIONS_MAX: usize = 1024;
 /// Keys of one call.
 pub const CALL_KEYS_MAX: usize = 1 << 16;
+/// Bytes of one file of certificates.
+pub const TLS_FILE_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of one message of the control plane.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Calls that a server works on at a time.

@@ -1,5 +1,7 @@
 //! The server of a pool: a thread that tries to get the address, and serves for as long as it has it.
 
+mod certificates;
+mod connection;
 mod counters;
 mod incoming;
 mod leases;
@@ -16,6 +18,7 @@ use std::time::Duration;
 use pegaflow_engine::{Error, ErrorKind, Pool, Result};
 use tokio::runtime::Runtime;
 
+use self::certificates::Certificates;
 pub(crate) use self::counters::Counter;
 use self::counters::Counters;
 use self::incoming::Incoming;
@@ -23,7 +26,7 @@ use self::leases::Leases;
 use self::seat::{Listener, NoSeat, Seat};
 use self::service::{Service, Term};
 use self::sessions::Sessions;
-use crate::credentials::Credentials;
+use crate::credentials::{Credentials, TlsFiles};
 use crate::limits::{
     CALL_TIME_MAX, EXPIRY_INTERVAL, LEASE_TIME, LEASED_SHARE, MESSAGE_BYTES_MAX, PING_INTERVAL, SERVE_INTERVAL,
     STOP_WAIT_MAX, WAITING_THREADS_MAX,
@@ -118,7 +121,7 @@ impl PeerServer {
     /// Begin to try.
     pub fn start(pool: Arc<Pool>, options: ServerOptions) -> Result<Self> {
         let address = seat::parse(&options.listen)?;
-        options.credentials.server_tls()?;
+        options.credentials.tls_files().map(TlsFiles::read).transpose()?;
         pool.member()?;
         let shared = Arc::new(Shared {
             pool,
@@ -273,16 +276,11 @@ fn start_control(shared: &Shared, socket: TcpListener, term: &Arc<Term>) -> Resu
         .timeout(CALL_TIME_MAX)
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_INTERVAL));
-    if let Some(tls) = shared.options.credentials.server_tls()? {
-        server = server.tls_config(tls).map_err(|error| {
-            let text = format!("the certificate or key for peers cannot be used: {}", described(&error));
-            Error::new(ErrorKind::InvalidArgument, text)
-        })?;
-    }
+    let certificates = shared.options.credentials.tls_files().map(Certificates::new).transpose()?;
     socket.set_nonblocking(true).map_err(failed)?;
     let incoming = {
         let _within = runtime.enter();
-        Incoming::new(tokio::net::TcpListener::from_std(socket).map_err(failed)?)
+        Incoming::new(tokio::net::TcpListener::from_std(socket).map_err(failed)?, certificates)
     };
     let service = PeerService::new(Service(Arc::clone(term)))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use pegaflow_engine::tier::{Tier, TierState};
 use pegaflow_engine::{Error, ErrorKind, Key, Namespace, Pool};
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tonic::transport::server::TlsConnectInfo;
 use tonic::{Code, Request, Response, Status};
 
 use super::counters::Counters;
@@ -64,9 +63,7 @@ impl Service {
             term.counters.calls_refused.add(1);
             return Err(Status::resource_exhausted("too many calls at a time"));
         };
-        let extensions = request.extensions();
-        let plain = extensions.get::<Arc<Mark>>();
-        let connection = plain.or_else(|| extensions.get::<TlsConnectInfo<Arc<Mark>>>().map(TlsConnectInfo::get_ref));
+        let connection = request.extensions().get::<Arc<Mark>>();
         let Some(connection) = connection else { return Err(Status::internal("a call without a connection")) };
         term.counters.calls.add(1);
         Ok(Admitted { connection: Arc::clone(connection), _permit: permit })
