@@ -14,6 +14,7 @@ COUNTERS = {
     "load_success": "Requests whose blocks were all loaded from the pool.",
     "load_followed": "Requests that went on before their load was over, layer by layer behind it.",
     "load_failure": "Requests for which at least one block could not be loaded and is recomputed.",
+    "load_overdue": "Loads that take longer than PEGA_LOAD_TIMEOUT_SECONDS, whether they succeed or fail then.",
     "full_prefix_incomplete": "Requests that waited for their whole prompt in the pool and took a part of it.",
     "save_success": "Save jobs whose blocks all became visible in the pool.",
     "save_failure": "Save jobs of which at least one block did not become visible in the pool.",

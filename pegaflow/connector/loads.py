@@ -314,7 +314,7 @@ class Loads:
                 break
             if state.phase is Phase.LOADING and not state.load_overdue:
                 state.load_overdue = True
-                self._recorder.count("load_failure")
+                self._recorder.count("load_overdue")
                 logger.error(
                     "PegaFlow: a load has been running for %.0f s; its request waits until the copy ends.",
                     self._overdue_seconds,

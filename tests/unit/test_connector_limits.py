@@ -51,6 +51,25 @@ def test_save_that_never_ends_is_given_up_and_quarantined() -> None:
     engine.assert_nothing_held()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("slow", [False, True])
+def test_each_load_is_one_success_or_failure_however_long_it_takes(slow: bool, fails: bool) -> None:
+    engine = MiniEngine()
+    warm(engine)
+    copier = engine.copiers[0]
+    copier.held, copier.failing_loads = slow, {3} if fails else set()
+    engine.scheduler._loads._overdue_seconds = 0.0 if slow else 3600.0
+    request = engine.add(PROMPT)
+    for _ in range(5):
+        engine.step()
+    copier.held = False
+    engine.run()
+    assert request.num_computed_tokens >= len(PROMPT)
+    counts = [engine.recorder.counters.get(f"load_{what}", 0) for what in ("overdue", "success", "failure")]
+    assert counts == [slow, not fails, fails]
+    engine.assert_nothing_held()
+
+
 def test_load_that_takes_too_long_is_counted_but_never_abandoned() -> None:
     engine = MiniEngine()
     warm(engine)
@@ -60,7 +79,7 @@ def test_load_that_takes_too_long_is_counted_but_never_abandoned() -> None:
     for _ in range(5):
         engine.step()
     assert request.state == "loading"
-    assert engine.recorder.counters["load_failure"] == 1
+    assert engine.recorder.counters["load_overdue"] == 1
     engine.copiers[0].held = False
     engine.run()
     assert request.hit_tokens == len(PROMPT)

@@ -156,11 +156,11 @@ def test_watching_loads_does_not_go_through_all_requests(monkeypatch: pytest.Mon
     loads = engine.scheduler._loads
     monkeypatch.setattr(RequestTable, "__iter__", refuse)
     loads.watch()
-    assert "load_failure" not in engine.recorder.counters
+    assert "load_overdue" not in engine.recorder.counters
     loads._overdue_seconds = -1.0
     loads.watch()
     loads.watch()
-    assert engine.recorder.counters["load_failure"] == 2
+    assert engine.recorder.counters["load_overdue"] == 2
 
 
 def test_nothing_is_loaded_before_a_first_pass_that_would_wipe_it() -> None:

@@ -62,6 +62,29 @@ def test_rates_are_those_of_what_only_grows_or_counts_since_the_pool_was_made() 
         assert key.removeprefix("vllm:pega_") in GAUGES
 
 
+def metrics_of(title: str) -> list[set[str]]:
+    """What each query of a panel names."""
+    return [set(NAMED.findall(query)) for of, query in QUERIES if of == title]
+
+
+def test_each_token_of_a_prompt_is_in_one_query_and_all_are_in_the_whole() -> None:
+    tokens = {f"{prometheus_name(key)}_total" for key in COUNTERS if key.endswith("_tokens") or "_tokens_" in key}
+    assert len(tokens) == 5
+    assert sorted(metrics_of("Tokens of prompts"), key=str) == sorted(({name} for name in tokens), key=str)
+    shares = [query for of, query in QUERIES if of == "Where tokens of prompts came from"]
+    parts = {name for query in shares for name in NAMED.findall(query.split(" / ")[0])}
+    assert parts == tokens - {f"{prometheus_name('miss_tokens')}_total"}, "the rest is computed"
+    for query in shares:
+        part, whole = query.split(" / ")
+        assert len(NAMED.findall(part)) == 1
+        assert sorted(NAMED.findall(whole)) == sorted(tokens)
+
+
+def test_everything_that_goes_wrong_in_the_connector_is_in_the_panel_of_failures() -> None:
+    bad = {f"{prometheus_name(key)}_total" for key in COUNTERS if key.endswith(("_failure", "_overdue", "_errors"))}
+    assert set().union(*metrics_of("Failures")) == bad
+
+
 def test_legends_use_labels_that_the_query_leaves() -> None:
     for panel in PANELS:
         for target in panel["targets"]:
