@@ -13,7 +13,7 @@ mod slot;
 mod sync;
 pub mod tcp;
 pub mod transport;
-mod wire;
+pub mod wire;
 
 pub use client::{PeerFacts, PeerQuery, Peers, PeersOptions, Question};
 pub use credentials::{Credentials, TlsFiles};

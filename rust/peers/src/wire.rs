@@ -44,7 +44,7 @@ pub(crate) fn pack(keys: &[Key]) -> (u32, Vec<u8>) {
 
 /// A reply that says where bytes are. One that came of a request which a bad network has changed would name other
 /// blocks than were asked for, and nothing else would tell: what is read there is whole.
-pub(crate) trait Sealed: Message + Sized {
+pub trait Sealed: Message + Sized {
     /// The field of its digest.
     fn digest(&mut self) -> &mut u64;
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use common::net::Net;
 use common::{ShmDir, TOKEN, check, connect, fetch, keys, namespace, reserved, serve, store, until};
 use liar::{Liar, Lie};
+use pegaflow_peers::limits::PROTOCOL_VERSION;
 use pegaflow_peers::proto::peer_client::PeerClient;
 use pegaflow_peers::proto::{self, FindRequest, HelloRequest, LeaseRequest, NamespaceName, Question, ReleaseRequest};
 use pegaflow_peers::{Peers, PeersOptions};
@@ -128,7 +129,7 @@ fn a_server_outlives_any_calls() {
     runtime().block_on(async {
         let mut client = client(&address).await;
         let session = vec![5; 16];
-        let hello = HelloRequest { version: 1, session: session.clone(), pool_id: 0 };
+        let hello = HelloRequest { version: PROTOCOL_VERSION, session: session.clone(), pool_id: 0 };
         let term = client.hello(signed(hello)).await.unwrap().into_inner().term;
         for _ in 0..400 {
             let session = if random.below(10) == 0 { random.bytes(20) } else { session.clone() };
@@ -154,7 +155,7 @@ fn a_server_outlives_any_calls() {
         }
         let wrong = client.find(Request::new(FindRequest::default())).await.unwrap_err();
         assert_eq!(wrong.code(), Code::Unauthenticated, "without the token");
-        let old = HelloRequest { version: 99, session: vec![1; 16], pool_id: 0 };
+        let old = HelloRequest { version: PROTOCOL_VERSION - 1, session: vec![1; 16], pool_id: 0 };
         assert_eq!(client.hello(signed(old)).await.unwrap_err().code(), Code::FailedPrecondition);
     });
     // The connection is gone, and so is what was leased over it.
@@ -172,7 +173,7 @@ fn a_client_takes_no_more_than_its_share_of_a_pool() {
     runtime().block_on(async {
         let mut client = client(&address).await;
         let session = vec![5; 16];
-        let hello = HelloRequest { version: 1, session: session.clone(), pool_id: 0 };
+        let hello = HelloRequest { version: PROTOCOL_VERSION, session: session.clone(), pool_id: 0 };
         let term = client.hello(signed(hello)).await.unwrap().into_inner().term;
         let namespace = NamespaceName { fingerprint: vec![9; 32], group: 0, part_bytes: common::PARTS.to_vec() };
         let keys = keys(0..100).iter().flat_map(|key| key.to_bytes()).collect();

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::net::{Fault, Net};
 use common::{
-    BLOCK_BYTES, ShmDir, check, connect, counter, fetch, find, key, keys, namespace, reserved, serve, store, until,
+    BLOCK_BYTES, ShmDir, check, connect, connect_by, counter, fetch, find, key, keys, namespace, reserved, serve,
+    store, store_summed, until,
 };
 use pegaflow_engine::Pool;
 use pegaflow_peers::transport::TransportKind;
@@ -49,6 +50,32 @@ fn blocks_of_a_peer_are_found_fetched_and_published() {
     assert!(query.fetch(0, 55..60, None).unwrap().is_none(), "nobody has the first");
     assert!(query.fetch(1, 0..1, None).is_err(), "it was not asked");
     assert!(query.fetch(0, 0..61, None).is_err(), "so many were not asked for");
+}
+
+/// What a stream brought was compared with the sender's sums. What a device brought was not, unless the block has one.
+#[test]
+fn what_was_compared_with_nothing_gets_no_checksum() {
+    for kind in [TransportKind::Tcp, TransportKind::Rdma] {
+        for summed in [true, false] {
+            let (dir, net) = (ShmDir::new(&format!("summed-{kind:?}-{summed}")), Net::default());
+            let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+            store_summed(&theirs, namespace(&theirs), 0..20, summed);
+            let (_server, address) = serve(&theirs, &net);
+            let peers = connect_by(&ours, vec![net.transport_of(&ours, kind)], &[address]);
+            let ns = namespace(&ours);
+            assert_eq!(fetch(&peers, ns, &keys(0..20)).1, 20);
+            assert_eq!(check(&ours, ns, 0..20), 20);
+            let sum = |pool: &Arc<Pool>| {
+                let lent = pool.lend(namespace(pool), &keys(0..20), true, u64::MAX).unwrap();
+                lent.iter().map(|(_, block)| block.checksum()).collect::<Vec<_>>()
+            };
+            if summed {
+                assert_eq!(sum(&ours), sum(&theirs));
+            }
+            let is_known = summed || kind == TransportKind::Tcp;
+            assert!(sum(&ours).iter().all(|sum| sum.is_some() == is_known), "{kind:?}, {summed}");
+        }
+    }
 }
 
 #[test]

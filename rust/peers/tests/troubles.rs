@@ -17,7 +17,7 @@ use parts::scripted::{self, Scripted};
 use pegaflow_engine::checksum::part_checksum;
 use pegaflow_peers::proto::HelloReply;
 use pegaflow_peers::tcp::TcpTransport;
-use pegaflow_peers::transport::{Channel, LeasedParts, PartRead, ReadOutcome, Transport};
+use pegaflow_peers::transport::{Channel, LeasedParts, PartRead, ReadOutcome, Transport, TransportKind};
 
 const SIZES: [u64; 2] = [500, 40_000];
 const BLOCKS: u64 = 3;
@@ -153,7 +153,8 @@ impl Troubled for Fake {
         let from: Arc<dyn LeasedParts> = Arc::clone(&rig.leases) as _;
         let source = move |_: u32, _: bool| (Some(Arc::clone(&from)), *fault.lock().unwrap());
         let space = rig.client.space();
-        let transport = FakeTransport { space, source: Arc::new(source), ghosts: ghosts.clone() };
+        let transport =
+            FakeTransport { kind: TransportKind::Tcp, space, source: Arc::new(source), ghosts: ghosts.clone() };
         let channel = transport.open(HOST, &rig.hello, SESSION, Arc::new(NoCalls), soon()).unwrap();
         let go_on = Box::new(|| std::thread::sleep(Duration::from_millis(20)));
         claim(Case { side: &rig.client, channel, reads, go_on });

@@ -252,6 +252,9 @@ fn judge(
     channel: &mut Option<OpenChannel>,
 ) -> Vec<(usize, BlockRef)> {
     let targets: Vec<BlockRef> = leased.blocks.iter().map(|leased| leased.target).collect();
+    // A stream carries the sender's own sums of what it has read. What a device wrote was compared with nothing, unless
+    // the block has a checksum: it gets none then, so that nobody takes it for verified.
+    let is_verified = channel.as_ref().is_some_and(|open| open.channel.kind() == TransportKind::Tcp);
     // By our own clock, which began before the peer's: what came later may be of another block.
     let in_time = Instant::now() <= leased.until;
     let released = up.calls.release(leased.ticket.lease);
@@ -294,7 +297,9 @@ fn judge(
         };
         wrong += u64::from(sums.as_ref().is_some_and(|sums| !matches(sums)));
         match sums.filter(matches) {
-            Some(sums) if mark(fetch, *target, &sums) => filled.push((*position, *target)),
+            Some(sums) if mark(fetch, *target, &sums, is_verified || block.checksum.is_some()) => {
+                filled.push((*position, *target));
+            }
             _ => empty.push(*target),
         }
     }
@@ -307,10 +312,12 @@ fn judge(
     filled
 }
 
-/// Record that all parts of a slot are there.
-fn mark(fetch: &Fetch, target: BlockRef, sums: &[u64]) -> bool {
+/// Record that all parts of a slot are there, with their sums if those are to be trusted.
+fn mark(fetch: &Fetch, target: BlockRef, sums: &[u64], is_verified: bool) -> bool {
     let marked = |(part, sum): (usize, &u64)| {
-        fetch.inner.pool.mark_written(part as u32, &[target], Some(&[*sum])).is_ok_and(|marked| marked == 1)
+        let sum = [*sum];
+        let sum = is_verified.then_some(sum.as_slice());
+        fetch.inner.pool.mark_written(part as u32, &[target], sum).is_ok_and(|marked| marked == 1)
     };
     sums.iter().enumerate().all(marked)
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use pegaflow_peers::proto::peer_client::PeerClient;
 use pegaflow_peers::proto::peer_server::{Peer, PeerServer};
 use pegaflow_peers::proto::{self, *};
+use pegaflow_peers::wire::Sealed;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
@@ -16,6 +17,7 @@ pub(crate) enum Lie {
     TiersBeyondKeys,
     UnknownTiers,
     NoTiers,
+    LeaseOfAnotherRequest,
     LeaseOfOtherKeys,
     LeaseTwice,
     LeaseBackwards,
@@ -32,11 +34,12 @@ pub(crate) enum Lie {
 }
 
 impl Lie {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::OtherVersion,
         Self::TiersBeyondKeys,
         Self::UnknownTiers,
         Self::NoTiers,
+        Self::LeaseOfAnotherRequest,
         Self::LeaseOfOtherKeys,
         Self::LeaseTwice,
         Self::LeaseBackwards,
@@ -106,7 +109,7 @@ impl Peer for Service {
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let mut reply = self.true_one.clone().hello(request).await?;
         if self.lie == Lie::OtherVersion {
-            reply.get_mut().version = 2;
+            reply.get_mut().version += 1;
         }
         Ok(reply)
     }
@@ -126,9 +129,13 @@ impl Peer for Service {
     }
 
     async fn lease(&self, request: Request<LeaseRequest>) -> Result<Response<LeaseReply>, Status> {
-        let mut reply = self.true_one.clone().lease(request).await?;
-        self.spoil(reply.get_mut());
-        Ok(reply)
+        let asked = request.get_ref().clone();
+        let mut reply = self.true_one.clone().lease(request).await?.into_inner();
+        self.spoil(&mut reply);
+        reply.digest = 0;
+        let mut reply = reply.sealed(&asked);
+        reply.digest ^= u64::from(self.lie == Lie::LeaseOfAnotherRequest);
+        Ok(Response::new(reply))
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseReply>, Status> {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use pegaflow_engine::checksum::part_checksum;
 use pegaflow_engine::{BlockRef, Key, Namespace, OpenOptions, Pool};
+use pegaflow_peers::transport::Transport;
 use pegaflow_peers::{
     Credentials, PeerFetch, PeerQuery, PeerServer, Peers, PeersOptions, Question, ServerOptions, network,
 };
@@ -88,6 +89,11 @@ pub fn write(pool: &Arc<Pool>, block: BlockRef, part: u32, bytes: &[u8]) -> bool
 
 /// Store blocks of a chain, with checksums. Returns how many were published.
 pub fn store(pool: &Arc<Pool>, ns: Namespace, numbers: std::ops::Range<u64>) -> usize {
+    store_summed(pool, ns, numbers, true)
+}
+
+/// The same, with checksums or without any.
+pub fn store_summed(pool: &Arc<Pool>, ns: Namespace, numbers: std::ops::Range<u64>, summed: bool) -> usize {
     let all = keys(numbers.clone());
     let started = Instant::now();
     loop {
@@ -101,7 +107,8 @@ pub fn store(pool: &Arc<Pool>, ns: Namespace, numbers: std::ops::Range<u64>) -> 
             for part in 0..PARTS.len() as u32 {
                 let bytes = content(numbers.start + *position as u64, part);
                 assert!(write(pool, *block, part, &bytes));
-                pool.mark_written(part, &[*block], Some(&[part_checksum(part, &bytes)])).unwrap();
+                let sum = [part_checksum(part, &bytes)];
+                pool.mark_written(part, &[*block], summed.then_some(sum.as_slice())).unwrap();
             }
         }
         let blocks: Vec<BlockRef> = reserved.iter().map(|(_, block)| *block).collect();
@@ -171,15 +178,13 @@ pub fn serve_at(pool: &Arc<Pool>, net: &Net, listen: &str) -> (PeerServer, Strin
 }
 
 pub fn connect(pool: &Arc<Pool>, net: &Net, addresses: &[String]) -> Peers {
-    let peers = Peers::start(
-        Arc::clone(pool),
-        PeersOptions {
-            addresses: addresses.to_vec(),
-            credentials: credentials(),
-            transports: vec![net.transport(pool)],
-        },
-    )
-    .unwrap();
+    connect_by(pool, vec![net.transport(pool)], addresses)
+}
+
+/// The same, by these transports.
+pub fn connect_by(pool: &Arc<Pool>, transports: Vec<Arc<dyn Transport>>, addresses: &[String]) -> Peers {
+    let options = PeersOptions { addresses: addresses.to_vec(), credentials: credentials(), transports };
+    let peers = Peers::start(Arc::clone(pool), options).unwrap();
     until(|| peers.facts().iter().all(|peer| peer.state == "up").then_some(()));
     peers
 }

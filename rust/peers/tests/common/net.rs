@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 
 use pegaflow_engine::Pool;
-use pegaflow_peers::transport::{DataServer, DataStarter, LeasedParts, Transport};
+use pegaflow_peers::transport::{DataServer, DataStarter, LeasedParts, Transport, TransportKind};
 
 pub use super::fake::Fault;
 use super::fake::{FakeTransport, Ghosts};
@@ -50,6 +50,11 @@ impl Net {
     }
 
     pub fn transport(&self, pool: &Arc<Pool>) -> Arc<dyn Transport> {
+        self.transport_of(pool, TransportKind::Tcp)
+    }
+
+    /// One that passes for this kind.
+    pub fn transport_of(&self, pool: &Arc<Pool>, kind: TransportKind) -> Arc<dyn Transport> {
         let state = Arc::clone(&self.state);
         let source = move |port: u32, reads: bool| {
             let mut state = state.lock().unwrap();
@@ -57,7 +62,7 @@ impl Net {
             state.reads += u64::from(reads);
             (state.served.get(&port).cloned(), fault)
         };
-        Arc::new(FakeTransport { space: pool.space(), source: Arc::new(source), ghosts: self.ghosts.clone() })
+        Arc::new(FakeTransport { kind, space: pool.space(), source: Arc::new(source), ghosts: self.ghosts.clone() })
     }
 
     /// What goes wrong with all that are served now.

@@ -99,6 +99,8 @@ impl Ghosts {
 
 /// The client's side.
 pub struct FakeTransport {
+    /// What it says it is.
+    pub kind: TransportKind,
     pub space: Arc<dyn SlotSpace>,
     pub source: Arc<Source>,
     pub ghosts: Ghosts,
@@ -106,7 +108,7 @@ pub struct FakeTransport {
 
 impl Transport for FakeTransport {
     fn kind(&self) -> TransportKind {
-        TransportKind::Tcp
+        self.kind
     }
 
     fn open(
@@ -122,11 +124,12 @@ impl Transport for FakeTransport {
             return Err(Error::new(ErrorKind::NotFound, "no way"));
         }
         let (space, source, ghosts) = (Arc::clone(&self.space), Arc::clone(&self.source), self.ghosts.clone());
-        Ok(Box::new(FakeChannel { space, source, ghosts, port, broken: None }))
+        Ok(Box::new(FakeChannel { kind: self.kind, space, source, ghosts, port, broken: None }))
     }
 }
 
 struct FakeChannel {
+    kind: TransportKind,
     space: Arc<dyn SlotSpace>,
     source: Arc<Source>,
     ghosts: Ghosts,
@@ -181,7 +184,7 @@ impl FakeChannel {
 
 impl Channel for FakeChannel {
     fn kind(&self) -> TransportKind {
-        TransportKind::Tcp
+        self.kind
     }
 
     fn read(&mut self, parts: &[PartRead], deadline: Instant) -> ReadOutcome {
