@@ -5,7 +5,7 @@ The last blocks of all of them are asked for in one question, again and again, w
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pegaflow.connector.guard import Guard
@@ -24,6 +24,9 @@ KEYS_MAX = 4_096
 PRESENT_MAX = 4_096
 """Blocks that are remembered to be with peers; the oldest are forgotten first."""
 
+PRESENT_SECONDS = 1.0
+"""A block that was with a peer counts as still there for so long. Then it is asked for again: a peer evicts, too."""
+
 GRACE_SECONDS = 3.0
 """A peer that failed counts as alive for so long: a busy host may be late once with an answer."""
 
@@ -39,7 +42,7 @@ class PeerWatch:
         self._client = client
         self._guard = guard
         self._wanted: OrderedDict[tuple[int, bytes], None] = OrderedDict()
-        self._present: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        self._present: OrderedDict[tuple[int, bytes], float] = OrderedDict()  # until when, by the monotonic clock
         self._query: Query | None = None
         self._asked: list[tuple[int, list[bytes]]] = []
         self._next_at = 0.0
@@ -55,13 +58,14 @@ class PeerWatch:
         return {group: WatchedView(self, index, namespaces, group) for group, index in indexes.items()}
 
     def has(self, namespaces: "Mapping[int, Namespace]", group: int, key: bytes) -> bool:
-        """Whether a peer had this block when it was asked last. It is asked for from now on."""
-        if (group, key) in self._present:
+        """Whether a peer had this block within the last second. It is asked for from now on."""
+        block = group, key
+        if self._is_present(block):
             return True
         if len(self._wanted) < KEYS_MAX:
-            self._wanted[group, key] = None
+            self._wanted[block] = None
         self._guard.run("asking peers again", None, lambda: self._go_on(namespaces))
-        return (group, key) in self._present
+        return self._is_present(block)
 
     def alive(self) -> int:
         """How many peers may bring something."""
@@ -84,6 +88,9 @@ class PeerWatch:
         if query is not None:
             self._guard.run("closing a question to peers", None, query.close)
 
+    def _is_present(self, block: tuple[int, bytes]) -> bool:
+        return time.monotonic() < self._present.get(block, 0.0)
+
     def _go_on(self, namespaces: "Mapping[int, Namespace]") -> None:
         query, self._query = self._query, None
         if query is not None:
@@ -92,10 +99,12 @@ class PeerWatch:
                 self._query = query
                 return
             query.close()
+            until = time.monotonic() + PRESENT_SECONDS
             for (group, keys), tiers in zip(self._asked, answers, strict=True):
-                self._present.update(
-                    dict.fromkeys((group, key) for key, tier in zip(keys, tiers, strict=False) if tier)
-                )
+                for key, tier in zip(keys, tiers, strict=False):
+                    if tier:
+                        self._present[group, key] = until
+                        self._present.move_to_end((group, key))
             while len(self._present) > PRESENT_MAX:
                 self._present.popitem(last=False)
         now = time.monotonic()
@@ -109,11 +118,6 @@ class PeerWatch:
         self._wanted.clear()
         self._asked = list(by_group.items())
         self._query = client.find([(namespaces[group], keys, False) for group, keys in self._asked])
-
-    def _took(self, present: Iterable[tuple[int, bytes]]) -> None:
-        for block in present:
-            self._present[block] = None
-            self._wanted.pop(block, None)
 
 
 class WatchedView:

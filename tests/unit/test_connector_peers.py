@@ -1,6 +1,7 @@
 """Blocks of other hosts: asked for once, brought when it pays, waited for within bounds, and left to others."""
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -479,6 +480,35 @@ def test_all_who_wait_are_asked_for_in_one_question_with_pauses(monkeypatch: pyt
     for _ in range(2):
         decode.step()
     assert peers.asked[1] == [(5, False)]
+
+
+@pytest.mark.parametrize("geometry", [SINGLE, HYBRID, DRAFTED])
+@pytest.mark.parametrize("seconds_later", [0.0, peer_watch.PRESENT_SECONDS])
+def test_prompt_that_was_with_a_peer_is_asked_for_again_after_a_while(
+    geometry: Geometry, seconds_later: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(peer_watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    prefill, decode, peers = decode_with_peer(geometry)
+    for engine in (prefill, decode):
+        engine.add(PROMPT)
+        engine.run()
+    for engine in (prefill, decode):
+        engine.pool.slots.clear()  # evicted
+    now[0] += seconds_later
+    request = decode.add(PROMPT)
+    for _ in range(5):
+        decode.step()
+    if not seconds_later:
+        assert request.state != "waiting", "the peer had it a moment ago"
+        return
+    assert request.state == "waiting"
+    prefill.add(PROMPT)
+    prefill.run()
+    decode.run()
+    assert request.hit_tokens == {SINGLE: 42, HYBRID: 40, DRAFTED: 36}[geometry]
+    assert "full_prefix_incomplete" not in decode.recorder.counters
+    assert_nothing_asked(decode, peers)
 
 
 def test_waiting_ends_after_its_time_with_what_a_peer_has() -> None:
