@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,6 +158,27 @@ def test_weights_that_are_newer_than_the_process_are_told(tmp_path: Path, monkey
 def test_process_started_before_now_and_after_the_machine() -> None:
     age = time.time() - process_started()
     assert 0.0 <= age < time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5, 7])
+def test_process_that_waits_for_a_processor_is_not_taken_for_younger_than_it_is(
+    monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Behind ``every`` so many looks at a clock it takes another minute to the next one."""
+    started, now, looks = process_started(), time.clock_gettime(time.CLOCK_BOOTTIME), 0
+    booted = time.time() - now
+
+    def uptime(_: int = time.CLOCK_BOOTTIME) -> float:
+        nonlocal now, looks
+        looks += 1
+        seen, now = now, now + 60.0 * (looks % every == 0)
+        return seen
+
+    clocks = SimpleNamespace(CLOCK_BOOTTIME=time.CLOCK_BOOTTIME, clock_gettime=uptime, time=lambda: booted + uptime())
+    monkeypatch.setattr(weights, "time", clocks)
+    found = process_started()
+    assert found <= started + 1.0
+    assert found >= started - (1.0 if every >= 3 else 121.0), "one look that is not interrupted is enough"
 
 
 @pytest.mark.parametrize(
