@@ -6,17 +6,18 @@ freed, aborted and reused while they are read and written.
 
 import json
 import random
-import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from pegaflow import _native
+from tests.patience import await_
 from tests.unit.mini_engine import EVERY_KIND, MiniEngine, MiniRequest
 
 EngineOn = Callable[..., MiniEngine]
 PROMPT = list(range(40))
 STEPS_MAX = 1_000_000
 REPEATS_MAX = 1_000
-SETTLE_SECONDS_MAX = 20.0
 
 
 def finish(engine: MiniEngine, damaged: int = 0) -> None:
@@ -26,12 +27,24 @@ def finish(engine: MiniEngine, damaged: int = 0) -> None:
     for worker in engine.workers:
         worker.shutdown()
     for path in engine.pool_paths or (engine.pool.path,):
-        assert sum(space["leases"] for space in json.loads(_native.inspect(path))["namespaces"]) == 0
         # Exact only while nobody changes the pool, and its own thread may be growing it: what counts is what stays.
-        deadline = time.monotonic() + SETTLE_SECONDS_MAX
-        while len(problems := json.loads(_native.verify(path))["problems"]) != damaged:
-            assert time.monotonic() < deadline, problems
-            time.sleep(0.01)
+        await_(partial(is_sound, path, damaged), partial(problems_of, path))
+
+
+def is_sound(path: str, damaged: int) -> bool:
+    """Whether nothing is held, and nothing is wrong but what a test has damaged."""
+    return leases_in(path) == 0 and len(problems_of(path)) == damaged
+
+
+def leases_in(path: str) -> int:
+    """Leases on blocks of a pool, whoever has them."""
+    return sum(int(space["leases"]) for space in json.loads(_native.inspect(path))["namespaces"])
+
+
+def problems_of(path: str) -> list[Any]:
+    """What is wrong with a pool."""
+    found: list[Any] = json.loads(_native.verify(path))["problems"]
+    return found
 
 
 def saved(engine_on: EngineOn, *prompts: list[int]) -> None:

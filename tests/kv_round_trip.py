@@ -13,8 +13,8 @@ from tests.kv_tensors import Cache, Maker
 if TYPE_CHECKING:
     from pegaflow.connector.copies import Copier
 
-WAIT_MS = 60_000
-GROWTH_WAIT_S = 60.0
+WAIT_MS = 240_000
+GROWTH_WAIT_S = 240.0
 
 
 def reserve(pool: _native.Pool, namespace: _native.Namespace, wanted: Sequence[bytes]) -> list[int]:

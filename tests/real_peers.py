@@ -1,38 +1,35 @@
 """Pools that serve and ask each other over the loopback of this host."""
 
+import random
 import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from pegaflow import _native
+from tests.patience import await_
 
 TOKEN = "0123456789abcdef-of-tests"
-WAIT_SECONDS_MAX = 30.0
+PORTS = range(12_000, 30_000)
+"""Below those that systems give to whoever connects, so that nobody gets one of them between a look and its use."""
 
 
 def free_address() -> str:
     """An address of this host whose port, and the one behind it, nobody has now."""
+    return f"127.0.0.1:{free_port(2)}"
+
+
+def free_port(count: int = 1) -> int:
+    """The first of so many ports that nobody has now."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            if port > 65_000:
-                continue
+        port = random.SystemRandom().choice(PORTS)
+        with ExitStack() as stack:
             try:
-                second.bind(("127.0.0.1", port + 1))
+                for number in range(port, port + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", number))
             except OSError:
                 continue
-            return f"127.0.0.1:{port}"
-
-
-def await_(what: Callable[[], Any]) -> None:
-    """Until it is so."""
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+        return port
 
 
 @contextmanager

@@ -20,7 +20,7 @@ with PegaEngine(name="smoke", shm_dir=sys.argv[1]) as engine:
 
 def output_of(*command: str) -> str:
     """What a program prints; it has to succeed."""
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout
 
 
 def main() -> None:

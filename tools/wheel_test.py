@@ -23,7 +23,7 @@ NAME = re.compile(r"pegaflow-[^-]+-cp310-abi3-manylinux_2_(?P<glibc>\d+)_\w+\.wh
 LIBRARY = "pegaflow/_native.abi3.so"
 LIBRARIES_ALLOWED = ("ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2")
 SHM_DIR = "/dev/shm"
-SECONDS_MAX = 300.0
+SECONDS_MAX = 900.0
 """Of each program, however slow a mirror is."""
 
 

@@ -6,13 +6,16 @@ import random
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from pegaflow import PegaEngine
+from pegaflow import PegaEngine, PoolBusy, PoolFull
+from tests.patience import WAIT_SECONDS_MAX, patiently
 
 KEYS = [f"key {number}" for number in range(24)]
 SIZES = (0, 40, 700, 5000, 9000, 40_000, 200_000, 1_100_000)
 DIGEST_BYTES = 32
+CHECKED_MIN = 20
 
 
 def make_value(picks: random.Random, key: str) -> str | bytes:
@@ -33,22 +36,26 @@ def is_whole(key: str, value: str | bytes) -> bool:
 
 
 def hammer(name: str, shm_dir: str, seed: int, seconds: float, evict: bool) -> None:
-    """Put, get, remove and list at random, checking everything that comes back. Writes how often it got a value."""
+    """Put, get, remove and list at random, checking everything that comes back, for so long and until it has got
+    values. Writes how many."""
     picks = random.Random(seed)
     checked = 0
-    with PegaEngine(name=name, shm_dir=shm_dir, evict=evict) as engine:
+    # A pool that evicts has no room while all that is left is in use.
+    in_the_way: tuple[type[Exception], ...] = (PoolBusy, PoolFull) if evict else (PoolBusy,)
+    with patiently(lambda: PegaEngine(name=name, shm_dir=shm_dir, evict=evict)) as engine:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or checked < CHECKED_MIN:
             key = picks.choice(KEYS)
             action = picks.random()
             if action < 0.4:
-                engine.put(key, make_value(picks, key))
+                made = make_value(picks, key)
+                patiently(partial(engine.put, key, made), in_the_way)
                 continue
             if action < 0.41:
-                assert set(engine) <= set(KEYS)
-                assert 0 <= len(engine) <= 2 * len(KEYS)
+                assert set(patiently(engine.__iter__)) <= set(KEYS)
+                assert 0 <= patiently(engine.__len__) <= 2 * len(KEYS)
                 continue
-            value = engine.remove(key) if action < 0.5 else engine.get(key)
+            value = patiently(partial(engine.remove if action < 0.5 else engine.get, key))
             if value is not None:
                 assert is_whole(key, value), f"{key}: {len(value)} wrong {type(value).__name__}"
                 checked += 1
@@ -60,7 +67,7 @@ def put_all(name: str, shm_dir: str, seed: int) -> None:
     picks = random.Random(seed)
     with PegaEngine(name=name, shm_dir=shm_dir, pool_size="64mib") as engine:
         for key in KEYS:
-            engine.put(key, make_value(picks, key))
+            patiently(partial(engine.put, key, make_value(picks, key)))
 
 
 def call(module: str, function: str, *arguments: object) -> None:
@@ -81,7 +88,7 @@ def start(function: str, *arguments: object, **environment: str) -> "subprocess.
     )
 
 
-def finish(process: "subprocess.Popen[str]", timeout_s: float = 120) -> str:
+def finish(process: "subprocess.Popen[str]", timeout_s: float = WAIT_SECONDS_MAX) -> str:
     """Output of a process that has to end well."""
     output, errors = process.communicate(timeout=timeout_s)
     assert process.returncode == 0, errors

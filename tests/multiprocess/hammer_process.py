@@ -2,20 +2,20 @@
 
 ``python -m tests.multiprocess.hammer_process SHM_DIR SEED REPORT``. Every block carries its key, its part, a nonce and
 a digest over all of it, so that a wrong byte shows wherever it comes from. The report is a JSON file, written anew
-every few steps, with the longest time of each operation.
+every few steps, with how often each operation has slept at most.
 """
 
 import hashlib
 import json
 import random
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from pegaflow import _native
-from pegaflow.errors import PoolBusy
+from tests.patience import WAIT_SECONDS_MAX, patiently, times_slept
 from tests.unit.native_pools import address_of
 
 POOL_NAME = "hammered"
@@ -33,18 +33,18 @@ T = TypeVar("T")
 
 def open_pool(shm_dir: str, policy: str | None = None) -> _native.Pool:
     """The pool that all processes share."""
-    return _native.Pool.open(
-        POOL_NAME, shm_dir=shm_dir, pool_bytes=POOL_BYTES, segment_bytes=SEGMENT_BYTES, policy=policy
-    )
+
+    def opened() -> _native.Pool:
+        return _native.Pool.open(
+            POOL_NAME, shm_dir=shm_dir, pool_bytes=POOL_BYTES, segment_bytes=SEGMENT_BYTES, policy=policy
+        )
+
+    return patiently(opened)  # whoever makes it may stand still for a while
 
 
 def open_namespaces(pool: _native.Pool) -> list[_native.Namespace]:
     """Its two namespaces; a sibling that stands still may hold the lock over them for a while."""
-    while True:
-        try:
-            return [pool.namespace(fingerprint, 0, PART_BYTES) for fingerprint in FINGERPRINTS]
-        except PoolBusy:
-            time.sleep(0.01)
+    return [patiently(partial(pool.namespace, fingerprint, 0, PART_BYTES)) for fingerprint in FINGERPRINTS]
 
 
 def chain(number: int) -> list[bytes]:
@@ -70,11 +70,6 @@ def problem(key: bytes, part: int, data: bytes) -> str | None:
     return None
 
 
-def run_delay_s() -> float:
-    """For how long this thread has been ready to run without getting a CPU."""
-    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
-
-
 class Hammer:
     """The loop of one process."""
 
@@ -88,18 +83,17 @@ class Hammer:
             _native.KVLayout([(address_of(memory), part_bytes, part_bytes)], LENGTH)
             for memory, part_bytes in zip(self.memory, PART_BYTES, strict=True)
         ]
-        self.longest_s: dict[str, float] = {}
+        self.most_sleeps: dict[str, int] = {}
         self.checked = 0
 
-    def timed(self, name: str, call: Callable[[], T]) -> T:
-        delay, started = run_delay_s(), time.perf_counter()
+    def watched(self, name: str, call: Callable[[], T]) -> T:
+        before = times_slept()
         result = call()
-        took = time.perf_counter() - started - (run_delay_s() - delay)
-        self.longest_s[name] = max(took, self.longest_s.get(name, 0.0))
+        self.most_sleeps[name] = max(times_slept() - before, self.most_sleeps.get(name, 0))
         return result
 
     def store(self, space: _native.Namespace, keys: list[bytes]) -> None:
-        reserved = self.timed("reserve", lambda: space.reserve(keys))
+        reserved = self.watched("reserve", lambda: space.reserve(keys))
         refs = [ref for _, ref in reserved]
         nonce = self.random.getrandbits(60)
         for part, memory in enumerate(self.memory):
@@ -108,19 +102,19 @@ class Hammer:
                 memory[start : start + PART_BYTES[part]] = content(keys[index], part, nonce)
             self.copier.save(part, self.layouts[part], refs, [index for index, _ in reserved])
         self.finish_copies(len(PART_BYTES))
-        self.timed("publish", lambda: self.pool.publish(refs))
+        self.watched("publish", lambda: self.pool.publish(refs))
 
     def finish_copies(self, jobs: int) -> None:
         """Wait until this many copy jobs are done, all of them well."""
         while jobs:
-            done = self.copier.wait(10_000)
+            done = self.copier.wait(int(1000 * WAIT_SECONDS_MAX))
             assert done, "a copy hangs"
             for job in done:
                 assert job.ok, f"a block that is reserved or leased could not be copied: {job.failed}"
             jobs -= len(done)
 
     def load(self, space: _native.Namespace, keys: list[bytes]) -> None:
-        refs = self.timed("lease", lambda: space.lease(keys))
+        refs = self.watched("lease", lambda: space.lease(keys))
         for part, layout in enumerate(self.layouts):
             self.copier.load(part, layout, refs, list(range(len(refs))))
         self.finish_copies(len(PART_BYTES))
@@ -129,7 +123,7 @@ class Hammer:
                 what = problem(key, part, bytes(memory[index * PART_BYTES[part] : (index + 1) * PART_BYTES[part]]))
                 assert what is None, what
         self.checked += len(refs)
-        self.timed("release", lambda: self.pool.release(refs))
+        self.watched("release", lambda: self.pool.release(refs))
 
     def step(self) -> None:
         space = self.random.choices(self.spaces, (4, 1))[0]
@@ -140,8 +134,8 @@ class Hammer:
         elif kind < 0.9:
             self.load(space, keys)
         elif kind < 0.97:
-            self.timed("lookup", lambda: space.lookup(keys))
-            self.timed("touch", lambda: space.touch(keys))
+            self.watched("lookup", lambda: space.lookup(keys))
+            self.watched("touch", lambda: space.touch(keys))
         elif space is self.spaces[1]:
             space.reset()
 
@@ -152,7 +146,7 @@ def main(shm_dir: str, seed: str, report: str) -> None:
     while True:
         for _ in range(4):
             hammer.step()
-        facts = {"longest_s": hammer.longest_s, "checked": hammer.checked, "stats": hammer.pool.stats()}
+        facts = {"most_sleeps": hammer.most_sleeps, "checked": hammer.checked, "stats": hammer.pool.stats()}
         # Whole or not at all: this process may be killed while it writes.
         Path(report + ".new").write_text(json.dumps(facts))
         Path(report + ".new").rename(report)

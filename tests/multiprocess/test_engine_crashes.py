@@ -16,6 +16,7 @@ from tests.multiprocess.engine_crash import (
     open_engine,
 )
 from tests.multiprocess.engine_processes import start
+from tests.patience import WAIT_SECONDS_MAX
 
 pytestmark = pytest.mark.kill
 
@@ -44,7 +45,7 @@ RETIRE_POINTS = ("retire.claimed", "retire.dropping")
 def die(function: str, *arguments: object) -> None:
     """Run a function of ``engine_crash`` in a process that has to be killed on its way."""
     process = start("call", "tests.multiprocess.engine_crash", function, *arguments)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=WAIT_SECONDS_MAX)
     assert process.returncode == -signal.SIGKILL, f"it never came by there: {output} {errors}"
 
 

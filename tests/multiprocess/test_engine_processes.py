@@ -5,19 +5,22 @@ import random
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pegaflow import ForkedProcess, PegaEngine, PoolBusy
 from tests.multiprocess.engine_crash import KEY, OLD, bytes_held, check_sound
-from tests.multiprocess.engine_processes import KEYS, finish, is_whole, make_value, start
+from tests.multiprocess.engine_processes import CHECKED_MIN, KEYS, finish, is_whole, make_value, start
+from tests.patience import await_, patiently, times_slept
 
 MIB = 1 << 20
 HAMMER_SECONDS = 3.0
 KILL_SECONDS = 12.0
 KILLS_MIN = 25
-BUSY_SECONDS_MAX = 8.0
+SLEEPS_MAX = 1000
+"""Of a thread that is in nobody's way; a wait for a stopped process has some thousands."""
 
 
 def test_what_one_process_puts_another_gets_after_it_is_gone(tmp_path: Path) -> None:
@@ -32,7 +35,7 @@ def test_processes_that_hammer_one_engine_never_get_a_wrong_value(tmp_path: Path
     # With eviction the pool is too small for all values.
     with PegaEngine(name="shared", shm_dir=tmp_path, pool_size=(4 if evict else 256) * MIB, evict=evict) as engine:
         processes = [start("hammer", "shared", str(tmp_path), seed, HAMMER_SECONDS, evict) for seed in range(4)]
-        assert all(int(finish(process)) > 20 for process in processes)
+        assert all(int(finish(process)) >= CHECKED_MIN for process in processes)
         check_sound(engine)
         for key in engine:
             value = engine.remove(key)
@@ -52,7 +55,7 @@ def test_processes_killed_at_random_moments_leave_whole_values_and_no_leak(tmp_p
         while kills < KILLS_MIN or time.monotonic() < deadline:
             time.sleep(picks.random() * 0.3)
             victim = picks.randrange(len(processes))
-            if not list(engine):
+            if not patiently(partial(list, engine)):
                 continue
             assert processes[victim].poll() is None, processes[victim].communicate()[1]
             processes[victim].kill()
@@ -61,16 +64,16 @@ def test_processes_killed_at_random_moments_leave_whole_values_and_no_leak(tmp_p
             kills += 1
             processes[victim] = start("hammer", "shared", str(tmp_path), next(seeds), 600.0, False)
             for key in KEYS:
-                value = engine.get(key)
+                value = patiently(partial(engine.get, key))
                 assert value is None or is_whole(key, value)
                 if picks.random() < 0.1:
-                    engine.put(key, make_value(picks, key))
+                    patiently(partial(engine.put, key, make_value(picks, key)))
         for process in processes:
             process.kill()
             process.communicate()
         check_sound(engine)
         for key in KEYS:
-            engine.remove(key)
+            patiently(partial(engine.remove, key))
         check_sound(engine)
         assert (len(engine), bytes_held(engine)) == (0, 0)
 
@@ -82,7 +85,7 @@ def test_a_value_held_by_a_reader_outlives_the_writers_of_other_processes(tmp_pa
         writers = [start("hammer", "shared", str(tmp_path), seed, 2.0, False) for seed in range(2)]
         while any(writer.poll() is None for writer in writers):
             for key in KEYS:
-                value = engine.get(key)
+                value = patiently(partial(engine.get, key))
                 assert value is None or is_whole(key, value)
         for writer in writers:
             finish(writer)
@@ -130,28 +133,24 @@ def use_in_child(engine: PegaEngine, name: str | None, shm_dir: Path) -> int:
 def test_a_process_stopped_in_a_put_costs_a_bounded_wait_for_its_key_alone(tmp_path: Path) -> None:
     with PegaEngine(name="shared", shm_dir=tmp_path, pool_size=64 * MIB) as engine:
         process = start_stopping("publish.linked", tmp_path)
-        started = time.monotonic()
         with pytest.raises(PoolBusy, match="is it stopped"):
             engine.get(KEY)
-        waited = time.monotonic()
+        before = times_slept()
         for key in KEYS:
             engine.put(key, "value")
             assert engine.get(key) == "value"
-        others = time.monotonic() - waited
+        others = times_slept() - before
         os.kill(process.pid, signal.SIGCONT)
         finish(process)
         assert engine.get(KEY) == OLD
-        assert waited - started < BUSY_SECONDS_MAX
-        assert others < 1
+        assert others < SLEEPS_MAX
 
 
 def test_a_process_stopped_while_it_makes_the_pool_grow_is_not_waited_for(tmp_path: Path) -> None:
     with PegaEngine(name="shared", shm_dir=tmp_path, pool_size=64 * MIB) as engine:
         engine.put("small", "value")
         process = start_stopping("grow.claimed", tmp_path)
-        started = time.monotonic()
         engine.put("needs the slots that the other one makes", bytes(30_000))
-        assert time.monotonic() - started < BUSY_SECONDS_MAX
         os.kill(process.pid, signal.SIGCONT)
         finish(process)
         assert engine.get(KEY) == OLD
@@ -167,7 +166,4 @@ def start_stopping(point: str, shm_dir: Path) -> "subprocess.Popen[str]":
 
 
 def wait_until_stopped(pid: int) -> None:
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    await_(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")

@@ -1,13 +1,11 @@
 """``PegaEngine`` on a file system that is smaller than its pool."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pegaflow import PegaEngine, PoolFull, ShmFull
+from tests.own_tmpfs import run_on_tmpfs
 
 TMPFS_BYTES = 12 << 20
 POOL_SIZE = "64mib"
@@ -56,8 +54,4 @@ def fill_with_eviction(shm_dir: str) -> None:
 def test_a_full_file_system_is_an_error_or_evicts_and_never_a_crash(tmp_path: Path, function: object) -> None:
     name = function.__name__  # type: ignore[attr-defined]
     code = f"from tests.multiprocess import test_engine_small_shm as t\nt.{name}({str(tmp_path)!r})"
-    mount = f'mount -t tmpfs -o size={TMPFS_BYTES} tmpfs "$1" && exec "$2" -c "$3"'
-    as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    command = ["unshare", *as_root, "--mount", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, code]
-    run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
+    run_on_tmpfs(tmp_path, str(TMPFS_BYTES), code)

@@ -26,6 +26,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool gets the time that it needs to grow, whatever else keeps the machine busy."""
+    from pegaflow.sglang import page_store
+
+    monkeypatch.setattr(page_store, "ROOM_WAIT_MS_MAX", 240_000)
+
+
 @pytest.fixture
 def shm_dir() -> Iterator[Path]:
     """A directory in shared memory for the pools of one test."""

@@ -309,6 +309,8 @@ def test_states_come_back_from_an_ssd_without_those_of_the_pages_before(setup: S
             storage.register_mem_host_pool_v2(windows, PoolName.SWA)
             store = storage._store("swa", "pieces")
             assert wait_until(lambda: all(store.contains([bytes.fromhex(name) for name in tail])))
+            come = {PoolName.SWA: [True, True]}  # at once, unless the tier's own threads get no processor for a while
+            wait_until(lambda: storage.batch_get_v2(*transfer(windows)) == come)
             return storage.batch_get_v2(*transfer(windows)), [page_bytes(windows, page) for page in range(2)]
 
     held = in_child(write_through)

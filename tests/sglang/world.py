@@ -44,7 +44,7 @@ DEVICE_TOKENS = 256
 LAYERS = 3
 MHA_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 MLA_LAYOUTS = ("layer_first", "page_first", "page_first_direct")
-CHILD_SECONDS_MAX = 120.0
+CHILD_SECONDS_MAX = 600.0
 MIB = 1 << 20
 
 BACKEND = {"backend_name": "pegaflow", "module_path": "pegaflow.sglang", "class_name": "PegaHiCacheStorage"}

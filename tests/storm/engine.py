@@ -22,7 +22,7 @@ from tests.storm.plan import ADAPTERS, EnginePlan, RequestPlan
 from tests.storm.runner import Runner
 from tests.storm.texts import Text, chance
 
-READY_SECONDS_MAX = 20.0
+READY_SECONDS_MAX = 240.0
 HISTORY_MAX = 3_000
 """Lines that are remembered of an engine."""
 

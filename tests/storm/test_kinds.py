@@ -1,6 +1,5 @@
 """Storms over models whose groups have chunks and states, which only newer vLLM knows."""
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +7,10 @@ import pytest
 
 from pegaflow.connector.geometry import Group, GroupKind
 from pegaflow.connector.saves import Saves
-from tests.storm import world
-from tests.storm.command import WORLD_REQUESTS, tally
+from tests.storm.command import WORLD_REQUESTS
 from tests.storm.plan import GroupPlan, Plan, draw
 from tests.storm.test_mutations import noticed
+from tests.storm.test_storm import storm
 
 WORLDS = 8
 SIZE = 8
@@ -44,11 +43,9 @@ def of_kind(plan: Plan, groups: tuple[GroupPlan, ...]) -> Plan:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_storm_brings_wrong_bytes_to_models_of_any_kind(kind: str) -> None:
-    counts: Counter[str] = Counter()
-    for seed in range(100, 100 + WORLDS):
-        counts += tally(world.run(of_kind(draw(seed, WORLD_REQUESTS), KINDS[kind])))
-    assert counts["requests"] == WORLDS * WORLD_REQUESTS
-    assert min(counts["blocks_loaded"], counts["blocks_saved"], counts["preempted"]) > 0
+    happens = ("blocks_loaded", "blocks_saved", "preempted")
+    counts = storm(WORLDS, happens, lambda seed: of_kind(draw(99 + seed, WORLD_REQUESTS), KINDS[kind]))
+    assert counts["requests"] == counts["worlds"] * WORLD_REQUESTS
 
 
 def one_block_less(kind: GroupKind) -> Any:

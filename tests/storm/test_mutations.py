@@ -22,7 +22,8 @@ from tests.storm import world
 from tests.storm.command import WORLD_REQUESTS
 from tests.storm.plan import EventPlan, Plan, Trouble, draw
 
-WORLDS_MAX = 40
+WORLDS_MAX = 200
+"""Mostly the first one is enough; which one is depends on how fast the pool grows."""
 
 
 def plain(plan: Plan) -> Plan:

@@ -22,7 +22,8 @@ from tests.storm.plan import Plan
 
 POOL = "storm"
 TICK_SECONDS = 0.002
-SOUND_TRIES_MAX, SOUND_PAUSE_SECONDS = 100, 0.02
+SOUND_SECONDS_MAX, SOUND_PAUSE_SECONDS = 240.0, 0.02
+"""How long the pool's own threads may take to end what they are at, on any machine."""
 STILL_TICKS_MAX = 700
 """Longer than anybody waits for a prefix."""
 PATIENCE_TICKS = 2_000
@@ -196,22 +197,32 @@ class World:
         self._check(not self._errors.messages, f"logged: {self._errors.messages[:3]}")
 
     def _check_pool(self) -> None:
+        for space in self._inspect()["namespaces"] if not self.counts["stop"] or self.ended else ():
+            self._check(space["leases"] == 0, f"{space['leases']} leases in namespace {space['id']}")
+        # Segments may be changing hands just now, and who looks meanwhile sees neither the one nor the other.
+        deadline = time.monotonic() + SOUND_SECONDS_MAX
+        while (problem := self._problem_of_pool()) and time.monotonic() < deadline:
+            time.sleep(SOUND_PAUSE_SECONDS)
+        self._check(not problem, problem)
+
+    def _inspect(self) -> dict[str, Any]:
         [path] = [one["path"] for one in json.loads(_native.list_pools(self._shm_dir))]
-        known = json.loads(_native.inspect(path))
-        held: tuple[str, ...] = ("leases", "blocks_reserved", "blocks_quarantined")
+        known: dict[str, Any] = json.loads(_native.inspect(path))
+        return known
+
+    def _problem_of_pool(self) -> str:
+        """What is broken in the pool, or held that its own threads may hold; nothing if all is well."""
+        known = self._inspect()
+        held: tuple[str, ...] = ("blocks_reserved", "blocks_quarantined")
         if self.counts["stop"]:
             # What an engine was copying when it stopped is let go when its process leaves the pool, or by time.
-            held = ("leases", "blocks_reserved") if self.ended else ()
+            held = ("blocks_reserved",) if self.ended else ()
         for space in known["namespaces"]:
             for what in held:
-                self._check(space[what] == 0, f"{space[what]} {what} in namespace {space['id']}")
-        # Segments may be changing hands just now, and who looks meanwhile sees neither the one nor the other.
-        for _ in range(SOUND_TRIES_MAX):
-            found = json.loads(_native.verify(path, checksums=False))
-            if not found.get("problems"):
-                break
-            time.sleep(SOUND_PAUSE_SECONDS)
-        self._check(not found.get("problems"), f"the pool is not sound: {found}")
+                if space[what]:
+                    return f"{space[what]} {what} in namespace {space['id']}"
+        found = json.loads(_native.verify(known["path"], checksums=False))
+        return f"the pool is not sound: {found}" if found.get("problems") else ""
 
 
 @contextmanager

@@ -7,7 +7,6 @@ Caches are in host memory, or wherever ``memory`` puts them.
 import ctypes
 import hashlib
 import itertools
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -26,9 +25,16 @@ from pegaflow.connector.shard_worker import Shard, ShardWorkerHalf
 from pegaflow.connector.worker import WorkerHalf
 from pegaflow.metrics import Recorder
 from tests.fakes import FakeBlockPool, FakeCopier, FakeIdentity, FakeLayout, FakePool
+from tests.patience import await_
 
 HASH_TOKENS = 4
 PART_BYTES = 48
+PATIENT: dict[str, Any] = {
+    "prefetch_wait_ms_max": 600_000,
+    "wait_for_full_prefix_seconds": 600.0,
+    "load_timeout_seconds": 3600.0,
+}
+"""Limits that no test reaches by itself, whatever keeps the machine busy."""
 
 
 def full_group(index: int = 0, block_tokens: int = 4) -> Group:
@@ -180,7 +186,7 @@ class MiniEngine:
         """Whether steps read blocks without naming layers, as in a graph of the whole model."""
         self.before_workers: Callable[[], None] = lambda: None
         """Called in each step when it is planned but no worker has heard of it."""
-        config = ConnectorConfig(**options)
+        config = ConnectorConfig(**(PATIENT | options))
         link: Any = SimpleNamespace(client=peers, server=None, close=lambda: None) if peers is not None else None
         layout: Any = FakeLayout
         self._native = native or NativeTypes(lambda name, shm_dir: self.pool, self._fake_copier, layout)
@@ -317,9 +323,7 @@ class MiniEngine:
     def _wait_for_adapters(self) -> None:
         """A forward pass takes longer than a look at some files."""
         adapters = self.scheduler._adapters._known.values()
-        deadline = time.monotonic() + 10.0
-        while any(one.queued for one in adapters) and time.monotonic() < deadline:
-            time.sleep(0.0005)
+        await_(lambda: not any(one.queued for one in adapters))
 
     def _schedule(self) -> dict[MiniRequest, int]:
         scheduled = {}

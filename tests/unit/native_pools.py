@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pegaflow import _native
+from tests.patience import WAIT_SECONDS_MAX
 
 FINGERPRINT = b"tests of the native module".ljust(32, b"\0")
-GROWTH_WAIT_S = 10.0
 
 
 def open_pool(shm_dir: Path, *, name: str = "native") -> _native.Pool:
@@ -24,7 +24,7 @@ def keys(count: int, *, prefix: bytes = b"key") -> list[bytes]:
 def reserve_all(namespace: _native.Namespace, wanted: Sequence[bytes]) -> list[int]:
     """Reserve all keys, waiting for the pool to grow. Returns their refs in order."""
     refs: list[int] = []
-    deadline = time.monotonic() + GROWTH_WAIT_S
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     while len(refs) < len(wanted):
         assert time.monotonic() < deadline, "the pool did not grow"
         rest = list(wanted[len(refs) :])

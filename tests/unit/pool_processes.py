@@ -52,21 +52,19 @@ def store(pool, namespace) -> None:  # type: ignore[no-untyped-def]
     import numpy
 
     from pegaflow import _native
+    from tests.patience import WAIT_SECONDS_MAX
 
-    reserved: list[tuple[int, int]] = []
-    for _ in range(500):
-        reserved = namespace.reserve(keys())
-        if len(reserved) == BLOCKS:
-            break
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while len(reserved := namespace.reserve(keys())) < BLOCKS:
+        assert time.monotonic() < deadline, pool.last_grow_error()
         pool.abort([ref for _, ref in reserved])
         time.sleep(0.01)
-    assert len(reserved) == BLOCKS, pool.last_grow_error()
     refs = [ref for _, ref in reserved]
     memory = numpy.frombuffer(b"".join(block_bytes(index) for index in range(BLOCKS)), dtype=numpy.uint8)
     layout = _native.KVLayout([(memory.ctypes.data, PART_BYTES, PART_BYTES)], BLOCKS)
     copier = _native.HostCopier(pool, threads=1)
     copier.save(0, layout, refs, list(range(BLOCKS)))
-    (done,) = copier.wait(10_000)
+    (done,) = copier.wait(240_000)
     assert done.ok, done.failed
     copier.close()
     assert pool.publish(refs) == BLOCKS

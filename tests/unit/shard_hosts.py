@@ -8,7 +8,7 @@ from typing import Any
 from pegaflow import _native
 from pegaflow.connector.copies import NativeTypes
 from tests.fakes import FakeCopier, FakeLayout, FakePool
-from tests.real_peers import await_
+from tests.patience import await_
 from tests.unit.mini_engine import SINGLE, MiniEngine
 
 STEPS_MAX = 1_000_000

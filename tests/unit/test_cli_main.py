@@ -29,7 +29,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> FakeNative:
 def run_in_process(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
     """The installed command in a process of its own."""
     program = [sys.executable, "-c", "from pegaflow.cli import main; main()", *arguments]
-    return subprocess.run(program, capture_output=True, text=True, timeout=60, env=os.environ | options, check=False)
+    return subprocess.run(program, capture_output=True, text=True, timeout=240, env=os.environ | options, check=False)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -126,7 +126,7 @@ def test_installed_command_reports_a_missing_pool_without_traceback(tmp_path: Pa
 
 def test_reader_that_went_away_is_no_traceback() -> None:
     program = f"{sys.executable} -c 'from pegaflow.cli import main; main()' doctor | true"
-    result = subprocess.run(["sh", "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(["sh", "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert "Traceback" not in result.stderr
     assert "Exception ignored" not in result.stderr
 

@@ -14,6 +14,7 @@ from pegaflow import _native
 from pegaflow.cli.main import cli
 from pegaflow.errors import PoolNotFound
 from pegaflow.shm import find_pool, list_pools, open_pool
+from tests.patience import WAIT_SECONDS_MAX, await_
 from tests.unit.pool_processes import BLOCKS, PART_BYTES, holder, keys, open_namespace, python, store
 
 UID = os.geteuid()
@@ -27,6 +28,12 @@ def shm(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def started() -> float:
+    """When the test began, in seconds since the epoch."""
+    return time.time()
+
+
+@pytest.fixture
 def stored(shm: Path) -> Path:
     """Directory of a pool with blocks that no process uses."""
     child = python(
@@ -34,7 +41,7 @@ def stored(shm: Path) -> Path:
         "pool, namespace = open_namespace('default', sys.argv[1])\nstore(pool, namespace)\npool.close()",
         str(shm),
     )
-    child.communicate(timeout=60)
+    child.communicate(timeout=WAIT_SECONDS_MAX)
     assert child.returncode == 0
     return Path(find_pool("default", shm).path)
 
@@ -58,12 +65,12 @@ def tree(directory: Path) -> dict[str, bytes]:
     }
 
 
-def test_pool_outlives_its_process_and_is_listed(shm: Path, stored: Path) -> None:
+def test_pool_outlives_its_process_and_is_listed(shm: Path, started: float, stored: Path) -> None:
     (one,) = answer(shm, "pools")["pools"]
     assert (one["name"], one["state"], one["processes_alive"], one["processes_dead"]) == ("default", "ok", 0, 0)
     assert one["path"] == str(stored)
     assert 0 < one["bytes_used"] <= one["pool_bytes"]
-    assert 0 <= one["idle_seconds"] < 60
+    assert 0 <= one["idle_seconds"] <= time.time() - started + 1
 
 
 def test_inspect_counts_blocks_and_bytes(shm: Path, stored: Path) -> None:
@@ -95,7 +102,8 @@ def test_pool_in_use_is_neither_removed_nor_collected(shm: Path) -> None:
         time.sleep(2.1)
         (step,) = answer(shm, "gc", "--idle", "1s")["pools"]
         assert step["action"] == "keep"
-        assert invoke(shm, "verify", "default").exit_code == 0
+        # Exact only while nobody changes the pool, and the process may be making it grow.
+        await_(lambda: invoke(shm, "verify", "default").exit_code == 0)
 
 
 def test_forced_removal_leaves_the_survivor_unharmed(shm: Path) -> None:
@@ -103,7 +111,7 @@ def test_forced_removal_leaves_the_survivor_unharmed(shm: Path) -> None:
         assert invoke(shm, "rm", "default", "--force").exit_code == 0
         assert list_pools(shm) == []
         assert process.poll() is None
-        process.communicate(timeout=60)
+        process.communicate(timeout=WAIT_SECONDS_MAX)
         assert process.returncode == 0
 
 
@@ -186,10 +194,12 @@ def test_half_created_pool_is_cleared_away(shm: Path) -> None:
         str(shm),
         PEGAFLOW_CRASH_POINT="create.control_written",
     )
-    child.communicate(timeout=60)
+    child.communicate(timeout=WAIT_SECONDS_MAX)
     assert child.returncode == -signal.SIGKILL
     (one,) = answer(shm, "pools")["pools"]
     assert (one["state"], one["processes_alive"]) == ("creating", 0)
+    for path in [*Path(one["path"]).iterdir(), Path(one["path"])]:
+        os.utime(path)
     assert answer(shm, "gc")["pools"][0]["action"] == "keep"
     long_ago = time.time() - 3600
     for path in [*Path(one["path"]).iterdir(), Path(one["path"])]:
@@ -205,7 +215,7 @@ def test_half_created_pool_does_not_hinder_the_next_creator(shm: Path) -> None:
         str(shm),
         PEGAFLOW_CRASH_POINT="create.control_written",
     )
-    child.communicate(timeout=60)
+    child.communicate(timeout=WAIT_SECONDS_MAX)
     pool, namespace = open_namespace("half", str(shm))
     store(pool, namespace)
     assert namespace.lookup(keys()) == BLOCKS

@@ -175,7 +175,7 @@ def test_it_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
             assert line, "it ended by itself"
             read += line
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=240)
         assert process.returncode == 130
         assert "Traceback" not in said
     finally:

@@ -16,6 +16,7 @@ from pegaflow.connector import adapters, compat
 from pegaflow.connector.adapters import Adapter, Adapters
 from pegaflow.connector.loads import ASK_AGAIN, MISS
 from pegaflow.keys import adapter_key
+from tests.patience import WAIT_SECONDS_MAX, await_
 from tests.unit.mini_engine import MiniEngine
 
 PROMPT = list(range(40))
@@ -26,7 +27,6 @@ BEFORE = 1_000_000_000
 @pytest.fixture(autouse=True)
 def process_that_is_younger_than_files(monkeypatch: pytest.MonkeyPatch) -> None:
     start_after_files(monkeypatch)
-    monkeypatch.setattr(adapters, "CHECK_SECONDS_MAX", 60.0)  # whatever else keeps the machine busy
 
 
 def start_after_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,19 +60,10 @@ def asks_for(path: Path, number: int = 1, name: str = "adapter", **more: Any) ->
 
 def known(known_adapters: Adapters, lora_request: Any) -> Adapter:
     """The adapter once its files have been looked at."""
-    deadline = time.monotonic() + 10.0
     adapter = known_adapters.of(lora_request)
     assert adapter is not None
-    while not (adapter.usable or adapter.problem) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    await_(lambda: adapter.usable or adapter.problem)
     return adapter
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def hit(engine: MiniEngine, lora_request: Any) -> int:
@@ -252,7 +243,7 @@ class Slow:
         def examine(ours: Adapters, adapter: Adapter) -> None:
             slow.looks += 1
             if adapter.path in slow._paths:
-                slow.go.wait(60.0)
+                slow.go.wait(WAIT_SECONDS_MAX)
             slow._original(ours, adapter)
 
         monkeypatch.setattr(Adapters, "_examine", examine)
@@ -274,7 +265,7 @@ def test_blocks_are_published_once_the_look_at_their_adapter_has_ended(
     assert engine.scheduler.has_pending_saves()
     assert not [slot for slot in engine.pool.slots.values() if slot.state == "sealed"]
     slow.go.set()
-    wait_until(lambda: not adapter.queued)
+    await_(lambda: not adapter.queued)
     engine.run()
     assert [slot for slot in engine.pool.slots.values() if slot.state == "sealed"]
     engine.assert_nothing_held()
@@ -295,11 +286,11 @@ def test_path_that_hangs_leaves_its_own_adapter_alone_and_no_other(
     assert not adapter.usable
     assert adapter.problem is None
     assert ours._queued == 1
-    wait_until(lambda: slow.looks == 1)
-    monkeypatch.setattr(adapters, "CHECK_SECONDS_MAX", 60.0)
+    await_(lambda: slow.looks == 1)
+    monkeypatch.setattr(adapters, "CHECK_SECONDS_MAX", WAIT_SECONDS_MAX)
     assert known(ours, asks_for(other, number=2)).usable
     slow.go.set()
-    wait_until(lambda: not adapter.queued)
+    await_(lambda: not adapter.queued)
     assert adapter.usable
     assert adapter.answered == adapter.asked
     ours.close()
@@ -317,7 +308,7 @@ def test_looks_that_are_asked_for_while_all_paths_hang_are_bounded(
     assert ours._queued == 8
     assert len(ours._threads) == adapters.THREADS_MAX
     slow.go.set()
-    wait_until(lambda: ours._queued == 0)
+    await_(lambda: ours._queued == 0)
     assert known(ours, asks_for(path, number=50)).usable
     ours.close()
 
@@ -333,10 +324,8 @@ def test_adapter_whose_files_change_is_left_alone_from_then_on(
     make_adapter(path, b"Weights", time_written=BEFORE + 1)
     adapter = engine.scheduler._adapters.of(asks_for(path))
     assert adapter is not None
-    deadline = time.monotonic() + 10.0
     with caplog.at_level("WARNING", "vllm.pegaflow"):
-        while adapter.problem is None and time.monotonic() < deadline:
-            time.sleep(0.005)
+        await_(lambda: adapter.problem is not None)
         saved = len(engine.pool.slots)
         engine.run()
     assert running.hit_tokens == 0

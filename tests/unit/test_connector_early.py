@@ -78,7 +78,7 @@ class Native:
         return self.pool
 
     def _create(self) -> Any:
-        self.gate.wait(20)
+        self.gate.wait(240)
         if self.problem is not None:
             raise self.problem
         return self.pool

@@ -1,7 +1,6 @@
 """The connector class as vLLM sees it: signatures, answers without a half, newer hooks, and errors that stay inside."""
 
 import inspect
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +21,7 @@ from pegaflow.connector.pins import Pins
 from pegaflow.errors import InvalidArgument, PoolBusy, PoolClosed
 from pegaflow.metrics import Recorder
 from tests.fakes import FakeIdentity, FakePool
+from tests.patience import await_
 from tests.unit.mini_engine import MiniEngine
 
 PROMPT = list(range(40))
@@ -246,9 +246,7 @@ def test_pool_that_was_busy_at_the_start_is_opened_later(monkeypatch: pytest.Mon
     monkeypatch.setattr("pegaflow.connector.namespaces.RETRY_SECONDS", 0.01)
     connector._start_scheduler(ConnectorConfig())
     connector._set_shapes([MiniEngine().workers[0].shape()])
-    deadline = time.monotonic() + 10.0
-    while connector._store.namespaces() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    await_(lambda: connector._store.namespaces() is not None)
     assert connector._store.off is None
     assert connector._store.pool is pool
     connector.shutdown()

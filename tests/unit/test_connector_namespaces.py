@@ -9,6 +9,7 @@ from pegaflow.connector.metadata import GroupShape, WorkerShape
 from pegaflow.connector.namespaces import Store
 from pegaflow.errors import PoolBusy, PoolFull
 from tests.fakes import FakeIdentity, FakePool
+from tests.patience import await_
 from tests.unit.mini_engine import HYBRID, SINGLE
 
 
@@ -127,11 +128,7 @@ def test_background_makes_namespaces_before_the_first_request() -> None:
     made = store()
     made.prepare()
     made.set_shapes({(0, 0): shape((0, 0), 10)})
-    for _ in range(500):
-        if made.address() is not None:
-            break
-        made._closing.wait(0.01)
-    assert made.address() is not None
+    await_(lambda: made.address() is not None)
     made.close()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from vllm.v1.engine.core import EngineCore
 
-from pegaflow.connector import compat
+from pegaflow.connector import compat, namespaces
 from pegaflow.keys import PRIVATE_MARK
 from tests.unit.mini_engine import HYBRID, SINGLE, MiniEngine
 from tests.unit.test_connector_device import engine_on_device
@@ -60,14 +60,16 @@ def test_reset_before_anything_is_known_takes_effect_as_soon_as_it_is() -> None:
     assert hit(sibling) == 0
 
 
-def test_reset_that_cannot_be_done_says_so() -> None:
+def test_reset_that_cannot_be_done_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = MiniEngine()
     warm(engine)
     assert engine.store._lock.acquire(blocking=False)
     answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(engine.scheduler.reset()))
-    thread.start()
-    thread.join()
+    with monkeypatch.context() as patch:
+        patch.setattr(namespaces, "RESET_WAIT_SECONDS_MAX", 0.01)
+        thread = threading.Thread(target=lambda: answers.append(engine.scheduler.reset()))
+        thread.start()
+        thread.join()
     engine.store._lock.release()
     assert answers == [False]
     assert engine.scheduler.reset()

@@ -304,7 +304,7 @@ def test_save_that_ended_while_nobody_stepped_is_not_given_up(monkeypatch: pytes
     engine.step()
     engine.copiers[0].held = False
     engine.scheduler._saves._overdue_seconds = 0.0
-    engine.scheduler._last_plan -= 1_000.0
+    engine.scheduler._last_plan -= 10_000.0
     engine.abort(request)
     engine.step()
     assert engine.pool.quarantined == []

@@ -71,6 +71,11 @@ class Queue:
 
 
 @pytest.fixture
+def patience() -> None:
+    """Time passes as these tests say, so the limits may be what they are."""
+
+
+@pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     return Queue(monkeypatch)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pegaflow.connector import namespaces, prefetching, runs
+from pegaflow.connector import speed as connector_speed
 from pegaflow.connector.geometry import Geometry
 from pegaflow.connector.speed import ComputeSpeed
 from tests.engine_races import random_events
@@ -450,6 +451,7 @@ def test_any_sequence_of_events_beside_a_tier_leaves_nothing_behind(seed: int) -
 def test_speed_is_that_of_most_tokens_of_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(connector_speed, "STEP_TOKENS_MIN", 32)
     speed = ComputeSpeed()
 
     def step(tokens: int, seconds: float) -> None:
@@ -478,6 +480,7 @@ def test_speed_is_that_of_most_tokens_of_the_last_steps(monkeypatch: pytest.Monk
 def test_steps_without_tokens_do_not_end_those_with_some(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(connector_speed, "STEP_TOKENS_MIN", 32)
     engine = MiniEngine()
     for tokens in [1_000, 0] * 5:
         engine.scheduler.plan(list, 0)

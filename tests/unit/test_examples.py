@@ -13,7 +13,7 @@ from pegaflow.config import parse_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.sh"))
-SECONDS_MAX = 60
+SECONDS_MAX = 240
 STAND_IN = """#!{python}
 import json, os, sys
 seen = {{name: os.environ.get(name) for name in ("PYTHONHASHSEED", "CUDA_VISIBLE_DEVICES", "PEGAFLOW_WEIGHT")}}

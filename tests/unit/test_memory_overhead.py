@@ -18,7 +18,7 @@ PAGE = 4096
 SLOT_BYTES_DEFAULT = 16 << 10
 """``slots_max`` is one for so many bytes of the pool."""
 
-GROW_SECONDS_MAX = 60.0
+GROW_SECONDS_MAX = 240.0
 SMALLEST_TABLE = 8
 
 

@@ -48,7 +48,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
     monkeypatch.setattr(_gpu_scenarios, "SHM_DIR", tmp_path)
     for name in ("SETTLE_SECONDS", "KILL_AFTER_SECONDS", "POLL_SECONDS"):
         monkeypatch.setattr(_gpu_scenarios, name, 0.01)
-    arguments = ["--tiny", "--gpus", "0", "--seconds-max", "60", "--kinds", "ours", "ours-apart", "offloading", "none"]
+    arguments = ["--tiny", "--gpus", "0", "--seconds-max", "600", "--kinds", "ours", "ours-apart", "offloading", "none"]
     return parse([*arguments, "--out", str(tmp_path / "out.json")])
 
 
@@ -126,7 +126,7 @@ def test_an_engine_that_does_not_answer_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         with pytest.raises(_gpu_instances.RunFailed, match="so slow"):
             Instance("slow", log, process, 0.2).answer()
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(240) == -signal.SIGKILL
 
 
 def test_figures_are_those_of_the_times() -> None:

@@ -14,6 +14,8 @@ from pegaflow.errors import DeviceError, InvalidArgument
 from tests.engine_races import RACES
 from tests.unit.native_pools import open_pool
 
+SECONDS_MAX = 240.0
+
 FAKE_LIBCUDA = Path(__file__).parent.parent / "fake_libcuda.c"
 NO_SUCH_DEVICE = 10_000
 
@@ -58,7 +60,7 @@ def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("backend", ["auto", "staged", "direct", "kernel"])
 def test_blocks_come_back_over_the_interface_of_the_driver(tmp_path: Path, fake_library: Path, backend: str) -> None:
     program = [sys.executable, "-m", "tests.unit.cuda_round_trip", fake_library, tmp_path, backend]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=SECONDS_MAX)
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
 
 
@@ -70,5 +72,5 @@ def test_engine_copies_over_the_interface_of_the_driver(
     failure = {"one": "2 4 5", "all": "700 4 1000000000"}.get(what)
     environment = {**os.environ, **({"FAKE_CUDA_FAILURE": failure} if failure else {})}
     program = [sys.executable, "-m", "tests.unit.cuda_engine", fake_library, tmp_path, backend, what]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -20,7 +20,7 @@ from pegaflow.cli.main import cli
 from pegaflow.otlp import url_of
 from tests.unit.pool_processes import BLOCKS, keys, open_namespace, store
 
-ANSWER_SECONDS_MAX = 120
+ANSWER_SECONDS_MAX = 240
 
 Points = dict[str, list[tuple[dict[str, str], float]]]
 

@@ -133,16 +133,16 @@ def test_names_are_looked_up_on_a_thread_that_outlives_failures_and_ends(monkeyp
     warned: list[str] = []
     watched = Addresses(["kv:7"], lambda hosts: looked.set(), warned.append, look_up, seconds=0.001)
     watched.start()
-    assert looked.wait(10)
+    assert looked.wait(240)
     watched.close()
     assert set(calls) == {"pegaflow-peer-names"}
     assert len(warned) == 2
 
 
 def test_without_names_there_is_no_thread() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     Addresses(["10.0.0.2:7"], print, print).start()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # those of other tests may just end
 
 
 def test_names_of_this_host_are_found() -> None:

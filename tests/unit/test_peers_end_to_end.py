@@ -12,12 +12,14 @@ import pytest
 from pegaflow import _native
 from pegaflow.errors import ForkedProcess
 from tests.engine_races import PROMPT, STEPS_MAX
-from tests.real_peers import TOKEN, asking, await_, free_address, served
+from tests.patience import await_, patiently
+from tests.real_peers import TOKEN, asking, free_address, served
 from tests.unit.certificates import certificates
 from tests.unit.mini_engine import SINGLE
 from tests.unit.native_engine import engine_on, finish, leases, open_pool
 from tests.unit.native_pools import FINGERPRINT, keys, reserve_all
-from tests.unit.ssd_pools import await_written, pool_with_tier
+from tests.unit.ssd_pools import in_some_try, pool_with_tier
+from tests.unit.test_connector_ssd_real import write
 
 BLOCKS = 12
 PART_BYTES = 4096
@@ -51,25 +53,31 @@ def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tls, Tls]:
     return both[0], both[1]
 
 
-def fetched(peers: Any, here: Any) -> int:
-    """How many of the blocks come."""
-    namespace = here.namespace(FINGERPRINT, 0, [PART_BYTES])
-    query = peers.find([(namespace, keys(BLOCKS), True)])
-    assert query is not None
-    await_(lambda: query.poll() is not None)
-    fetch = query.fetch(0, 0, BLOCKS)
-    if fetch is None:
-        return 0
-    await_(lambda: fetch.poll() is not None)
-    return int(fetch.poll())
+def all_come(peers: Any, here: Any) -> bool:
+    """Whether all blocks come, as soon as the peer is not late with an answer."""
+    namespace = patiently(lambda: here.namespace(FINGERPRINT, 0, [PART_BYTES]))
+
+    def come() -> bool:
+        query = peers.find([(namespace, keys(BLOCKS), True)])
+        if query is None:
+            return False
+        await_(lambda: query.poll() is not None)
+        fetch = query.fetch(0, 0, BLOCKS)
+        if fetch is None:
+            return False
+        await_(lambda: fetch.poll() is not None)
+        return int(fetch.poll()) == BLOCKS
+
+    await_(come)
+    return True
 
 
-def refused(here: Any, address: str, **options: Any) -> str:
-    """Why these peers are not to be had."""
+def refused(here: Any, address: str, why: str = "", **options: Any) -> str:
+    """What is said of peers that are not to be had. ``why``: a part of it, which a busy host may say late."""
     client = _native.Peers(here, [address], **options)
     try:
-        await_(lambda: client.facts()[0]["state"] == "backing off")
-        namespace = here.namespace(FINGERPRINT, 0, [PART_BYTES])
+        await_(lambda: client.facts()[0]["state"] == "backing off" and why in str(client.facts()[0]["problem"]))
+        namespace = patiently(lambda: here.namespace(FINGERPRINT, 0, [PART_BYTES]))
         assert client.find([(namespace, keys(BLOCKS), True)]) is None
         return str(client.facts()[0]["problem"])
     finally:
@@ -82,11 +90,11 @@ def test_hosts_whose_certificates_one_authority_has_signed_share_blocks(
     here, there = pools
     both = {"token": None, "tls": authorities[0]}
     with served(there, **both) as (address, server), asking(here, address, **both) as peers:
-        assert fetched(peers, here) == BLOCKS
-        assert server.facts()["sessions"] == 1
+        assert all_come(peers, here)
+        assert server.facts()["sessions"] >= 1
     with served(there, tls=authorities[0]) as (address, _), asking(here, address, tls=authorities[0]) as peers:
-        assert fetched(peers, here) == BLOCKS, "and a token besides"
-        assert "oken" in refused(here, address, token="another", tls=authorities[0])
+        assert all_come(peers, here), "and a token besides"
+        assert refused(here, address, "oken", token="another", tls=authorities[0])
 
 
 def test_certificates_of_another_authority_or_none_are_refused(
@@ -105,7 +113,7 @@ def test_certificates_of_another_authority_or_none_are_refused(
             assert refused(here, address, **options)
         assert server.facts()["sessions"] == 0
         with asking(here, address, token=None, tls=ours) as peers:
-            assert fetched(peers, here) == BLOCKS
+            assert all_come(peers, here)
     with served(there) as (address, server):
         assert refused(here, address, token=TOKEN, tls=ours), "a server in the clear is none with certificates"
         assert server.facts()["sessions"] == 0
@@ -124,7 +132,7 @@ def test_certificate_that_does_not_name_the_address_is_refused(
 def test_wrong_token_gets_nothing_and_is_told_why(pools: tuple[Any, Any]) -> None:
     here, there = pools
     with served(there) as (address, server):
-        assert "oken" in refused(here, address, token=TOKEN + "?")
+        assert refused(here, address, "oken", token=TOKEN + "?")
         facts = server.facts()
         assert facts["sessions"] == 0
         assert facts["calls_unknown"] > 0
@@ -132,16 +140,18 @@ def test_wrong_token_gets_nothing_and_is_told_why(pools: tuple[Any, Any]) -> Non
 
 
 def test_blocks_on_the_peers_ssd_are_leased_and_come_to_the_byte(tmp_path: Path) -> None:
-    with pool_with_tier(tmp_path / "there", tmp_path / "disk") as there:
-        first = engine_on(there, blocks=400)
-        first.add(PROMPT)
-        finish(first)
-        await_written(there, first)
+    in_some_try(tmp_path, blocks_come_from_the_peers_ssd)
+
+
+def blocks_come_from_the_peers_ssd(place: Path) -> bool:
+    """Whether all of a prompt comes: neither host may be late with anything."""
+    with pool_with_tier(place / "there", place / "disk") as there:
+        write(there)
     with ExitStack() as stack:
         # As a reboot of that host: another place for the pool, the same disk.
-        there = stack.enter_context(pool_with_tier(tmp_path / "after", tmp_path / "disk"))
-        (tmp_path / "here").mkdir()
-        here = open_pool(str(tmp_path / "here"))
+        there = stack.enter_context(pool_with_tier(place / "after", place / "disk"))
+        (place / "here").mkdir()
+        here = open_pool(str(place / "here"))
         stack.callback(here.close)
         owner = engine_on(there, blocks=400)
         space = owner.store.namespaces()[0]
@@ -151,12 +161,14 @@ def test_blocks_on_the_peers_ssd_are_leased_and_come_to_the_byte(tmp_path: Path)
         request = engine.add(PROMPT)
         await_(lambda: 2 in space.tiers(request.block_hashes))
         engine.run(STEPS_MAX)
-        assert request.hit_tokens == len(PROMPT)
+        if request.hit_tokens < len(PROMPT):
+            return False
         assert engine.recorder.counters["hit_tokens_peer"] == request.hit_tokens
         await_(lambda: server.facts()["leases"] == 0)
         assert server.facts()["blocks_from_ssd"] == there.ssd()["read_blocks"] > 0
         finish(engine)
         await_(lambda: leases(there) == 0)
+        return True
 
 
 def test_forked_child_uses_no_peers_and_holds_neither_address_nor_parent(pools: tuple[Any, Any]) -> None:
@@ -177,7 +189,7 @@ def test_forked_child_uses_no_peers_and_holds_neither_address_nor_parent(pools: 
             finally:
                 os._exit(status)
         assert os.read(ready[0], 1) == b"!"
-        assert fetched(peers, here) == BLOCKS, "the parent goes on"
+        assert all_come(peers, here), "the parent goes on"
         server.close()
         host, _, port = address.rpartition(":")
         for number in (int(port), int(port) + 1):

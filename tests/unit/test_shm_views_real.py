@@ -13,7 +13,7 @@ from pegaflow.shm import view_block, view_prefix
 from pegaflow.shm.views import block_view
 from tests.unit.pool_processes import BLOCKS, PART_BYTES, block_bytes, keys, open_namespace, store
 
-EVICTION_SECONDS_MAX = 60.0
+EVICTION_SECONDS_MAX = 240.0
 
 
 @pytest.fixture

@@ -63,7 +63,9 @@ def test_an_engine_that_does_not_start_ends_the_benchmark_and_names_its_log(fake
         pass
 
 
-@pytest.mark.parametrize(("how", "seconds_max", "code"), [("pass", 60.0, 0), ("time.sleep(600)", 0.2, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("how", "seconds_max", "code"), [("pass", 600.0, 0), ("time.sleep(3600)", 0.2, -signal.SIGKILL)]
+)
 def test_engines_end_by_themselves_and_those_that_do_not_are_killed(
     monkeypatch: pytest.MonkeyPatch, how: str, seconds_max: float, code: int
 ) -> None:
