@@ -50,8 +50,17 @@ pub const CALL_QUESTIONS_MAX: usize = 64;
 pub const FIND_BATCH_KEYS: usize = 1024;
 /// How long a server works on one call at most.
 pub const CALL_TIME_MAX: Duration = Duration::from_secs(10);
-/// Connections that a server has open at a time.
+/// Connections of known clients that a server has open at a time.
 pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;
+/// They are at most one for so many files that the process may open.
+pub const CONNECTION_FILES: u64 = 4;
+/// Connections over which nobody has shown the token yet: at most one for so many of known clients. The oldest makes
+/// room for the next.
+pub const STRANGERS_SHARE: usize = 4;
+/// A connection over which nobody has shown the token for so long is closed.
+pub const ADMISSION_TIME_MAX: Duration = CONNECT_TIME_MAX.saturating_mul(3);
+/// Calls of one connection at a time.
+pub const CONNECTION_CALLS_MAX: u32 = 32;
 /// Pause between two pings on a connection where nothing is said.
 pub const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// How often a server looks which leases and sessions have ended.

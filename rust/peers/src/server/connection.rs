@@ -7,14 +7,14 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::oneshot::Receiver;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::{Accept, TlsAcceptor};
 use tonic::transport::server::Connected;
 
-use super::sessions::Mark;
-use crate::limits::SESSION_SILENCE_MAX;
+use super::mark::Mark;
+use crate::limits::{ADMISSION_TIME_MAX, SESSION_SILENCE_MAX};
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -46,32 +46,54 @@ impl Socket {
 }
 
 /// One connection. It fails when nothing has come for [`SESSION_SILENCE_MAX`]: pings are answered by whoever lives.
+/// Until somebody who is known has called it lasts for [`ADMISSION_TIME_MAX`] at most, whatever comes.
 pub(crate) struct Connection {
     socket: Socket,
     mark: Arc<Mark>,
+    begun: Instant,
     heard: Instant,
-    /// When is looked whether it is silent.
+    /// When is looked whether it is over.
     look: Pin<Box<Sleep>>,
-    _permit: OwnedSemaphorePermit,
+    /// Ends when somebody else is to have the place of a stranger; `None` once this is none, or has gone.
+    place: Option<Receiver<()>>,
 }
 
 impl Connection {
-    pub(crate) fn new(stream: TcpStream, tls: Option<Arc<ServerConfig>>, permit: OwnedSemaphorePermit) -> Self {
+    pub(crate) fn new(stream: TcpStream, tls: Option<Arc<ServerConfig>>, mark: Mark, place: Receiver<()>) -> Self {
         let socket = match tls {
             Some(config) => Socket::Greeting(Box::new(TlsAcceptor::from(config).accept(stream))),
             None => Socket::Ready(Box::new(stream)),
         };
-        let heard = Instant::now();
-        let look = Box::pin(sleep_until(heard + SESSION_SILENCE_MAX));
-        Self { socket, mark: Arc::new(Mark), heard, look, _permit: permit }
+        let begun = Instant::now();
+        let look = Box::pin(sleep_until(begun + ADMISSION_TIME_MAX));
+        Self { socket, mark: Arc::new(mark), begun, heard: begun, look, place: Some(place) }
     }
 
-    /// Do something with the stream, or find that the other side has been silent for too long.
+    fn ends(&self) -> Instant {
+        if self.mark.is_admitted() { self.heard + SESSION_SILENCE_MAX } else { self.begun + ADMISSION_TIME_MAX }
+    }
+
+    /// Whether a stranger has had his time, or his place is needed.
+    fn poll_stranger(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if self.mark.is_admitted() {
+            self.place = None;
+        }
+        let Some(place) = &mut self.place else { return Ok(()) };
+        let is_needed = Pin::new(place).poll(context).is_ready();
+        if !is_needed && Instant::now() < self.ends() {
+            return Ok(());
+        }
+        (self.socket, self.place) = (Socket::Failed, None);
+        Err(if is_needed { io::ErrorKind::ConnectionAborted } else { io::ErrorKind::TimedOut }.into())
+    }
+
+    /// Do something with the stream, unless the connection is over.
     fn poll<T>(
         &mut self,
         context: &mut Context<'_>,
         work: impl FnOnce(Pin<&mut dyn Stream>, &mut Context<'_>) -> Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
+        self.poll_stranger(context)?;
         let done = match self.socket.poll_stream(context) {
             Poll::Ready(Ok(stream)) => work(stream, context),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
@@ -81,11 +103,11 @@ impl Connection {
             return done;
         }
         while self.look.as_mut().poll(context).is_ready() {
-            let until = self.heard + SESSION_SILENCE_MAX;
-            if until <= Instant::now() {
+            let ends = self.ends();
+            if ends <= Instant::now() {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
-            self.look.as_mut().reset(until);
+            self.look.as_mut().reset(ends);
         }
         Poll::Pending
     }

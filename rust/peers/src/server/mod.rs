@@ -3,9 +3,11 @@
 mod certificates;
 mod connection;
 mod counters;
+mod door;
 mod incoming;
 mod leases;
 mod lending;
+mod mark;
 mod seat;
 mod service;
 mod sessions;
@@ -17,19 +19,21 @@ use std::time::Duration;
 
 use pegaflow_engine::{Error, ErrorKind, Pool, Result};
 use tokio::runtime::Runtime;
+use tonic::service::interceptor::InterceptedService;
 
 use self::certificates::Certificates;
 pub(crate) use self::counters::Counter;
 use self::counters::Counters;
-use self::incoming::Incoming;
+use self::door::Door;
+use self::incoming::{Incoming, connections_max};
 use self::leases::Leases;
 use self::seat::{Listener, NoSeat, Seat};
 use self::service::{Service, Term};
 use self::sessions::Sessions;
 use crate::credentials::{Credentials, TlsFiles};
 use crate::limits::{
-    CALL_TIME_MAX, EXPIRY_INTERVAL, LEASE_TIME, LEASED_SHARE, MESSAGE_BYTES_MAX, PING_INTERVAL, SERVE_INTERVAL,
-    STOP_WAIT_MAX, WAITING_THREADS_MAX,
+    CALL_TIME_MAX, CONNECTION_CALLS_MAX, EXPIRY_INTERVAL, LEASE_TIME, LEASED_SHARE, MESSAGE_BYTES_MAX, PING_INTERVAL,
+    SERVE_INTERVAL, STOP_WAIT_MAX, WAITING_THREADS_MAX,
 };
 use crate::proto::peer_server::PeerServer as PeerService;
 use crate::random;
@@ -274,18 +278,19 @@ fn start_control(shared: &Shared, socket: TcpListener, term: &Arc<Term>) -> Resu
         .map_err(failed)?;
     let mut server = tonic::transport::Server::builder()
         .timeout(CALL_TIME_MAX)
+        .max_concurrent_streams(CONNECTION_CALLS_MAX)
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_INTERVAL));
     let certificates = shared.options.credentials.tls_files().map(Certificates::new).transpose()?;
     socket.set_nonblocking(true).map_err(failed)?;
     let incoming = {
         let _within = runtime.enter();
-        Incoming::new(tokio::net::TcpListener::from_std(socket).map_err(failed)?, certificates)
+        Incoming::new(tokio::net::TcpListener::from_std(socket).map_err(failed)?, certificates, connections_max())
     };
     let service = PeerService::new(Service(Arc::clone(term)))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let router = server.add_service(service);
+    let router = server.add_service(InterceptedService::new(service, Door(Arc::clone(term))));
     runtime.spawn(async move {
         if let Err(error) = router.serve_with_incoming(incoming).await {
             log::warn!("pegaflow: the server of peers has ended: {}", described(&error));

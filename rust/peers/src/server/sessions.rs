@@ -5,12 +5,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use super::leases::SessionId;
+use super::mark::Mark;
 use crate::limits::{SESSION_SILENCE_MAX, SESSIONS_MAX};
 use crate::sync::lock;
-
-/// Lives as long as a connection.
-#[derive(Debug)]
-pub(crate) struct Mark;
 
 struct Session {
     heard: Instant,
@@ -73,11 +70,17 @@ impl Sessions {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::Semaphore;
+
     use super::*;
+
+    fn mark() -> Arc<Mark> {
+        Arc::new(Mark::new(&Arc::new(Semaphore::new(1))))
+    }
 
     #[test]
     fn a_client_is_gone_with_its_last_connection() {
-        let (sessions, first, second) = (Sessions::default(), Arc::new(Mark), Arc::new(Mark));
+        let (sessions, first, second) = (Sessions::default(), mark(), mark());
         assert!(!sessions.hear([1; 16], &first), "it has not greeted");
         assert_eq!(sessions.greet([1; 16], &first), Some(true));
         assert_eq!(sessions.greet([1; 16], &first), Some(false));
@@ -93,7 +96,7 @@ mod tests {
 
     #[test]
     fn there_is_room_for_so_many_clients_and_no_more() {
-        let (sessions, mark) = (Sessions::default(), Arc::new(Mark));
+        let (sessions, mark) = (Sessions::default(), mark());
         for number in 0..SESSIONS_MAX as u128 {
             assert_eq!(sessions.greet(number.to_le_bytes(), &mark), Some(true));
         }
