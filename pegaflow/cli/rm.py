@@ -16,14 +16,15 @@ def rm(pool: str, shm_dir: str, force: bool, as_json: bool) -> None:
     """Remove a pool and give its memory back. What is cached in it is lost.
 
     Refuses while a living process uses the pool. With --force those processes keep the memory that they have mapped
-    until they end, and new ones start with an empty pool.
+    until they end, and new ones start with an empty pool. Where several pools have the name, of other layout versions
+    or users, it removes none: say which one by its path.
 
     \b
     Examples:
       pegaflow rm default
-      pegaflow rm /dev/shm/some-pool --force
+      pegaflow rm --force /dev/shm/pegaflow-v1-1000-default
     """
-    listing = find_pool(pool, shm_dir)
+    listing = find_pool(pool, shm_dir, to_remove=True)
     freed = files_bytes(listing.path)
     unlink_pool(listing.path, force=force)
     if as_json:

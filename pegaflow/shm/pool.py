@@ -53,11 +53,12 @@ def list_pools(shm_dir: str | os.PathLike[str] = SHM_DIR_DEFAULT) -> list[PoolLi
     return decode_list(PoolListing, _native.list_pools(os.fspath(shm_dir)))
 
 
-def find_pool(pool: str, shm_dir: str | os.PathLike[str] = SHM_DIR_DEFAULT) -> PoolListing:
+def find_pool(pool: str, shm_dir: str | os.PathLike[str] = SHM_DIR_DEFAULT, *, to_remove: bool = False) -> PoolListing:
     """The listing of one pool, named by its name or by the path of its directory (anything with a ``/``).
 
     Raises ``PoolNotFound`` if there is none, and ``PoolRefused`` if several pools have this name (pools of different
-    layout versions can) so that a path is needed.
+    layout versions or users can) so that a path is needed. Of those only what can be used counts for whoever wants to
+    look, and all of them ``to_remove``: which one is meant cannot be told.
     """
     if os.sep in pool:
         path = os.path.abspath(pool)
@@ -69,7 +70,7 @@ def find_pool(pool: str, shm_dir: str | os.PathLike[str] = SHM_DIR_DEFAULT) -> P
     named = [one for one in listings if one.name == pool]
     if not named:
         raise PoolNotFound(_not_found(pool, [one.name for one in listings], shm_dir))
-    usable = [one for one in named if one.state == "ok"] or named
+    usable = named if to_remove else [one for one in named if one.state == "ok"] or named
     if len(usable) > 1:
         paths = ", ".join(one.path for one in usable)
         raise PoolRefused(f"Several pools are named {pool!r}; give one of their paths: {paths}.")

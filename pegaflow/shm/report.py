@@ -24,6 +24,8 @@ class PoolListing:
 
     name: str
     path: str
+    segments_path: str | None
+    """Directory of its blocks: that of the pool, or one of a hugetlbfs."""
     state: str
     """``"ok"``; ``"refused"``: not ours to map, see ``error``; ``"creating"``: its control file is not complete."""
     error: str | None

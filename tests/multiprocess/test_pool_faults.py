@@ -88,7 +88,7 @@ def test_a_foreign_file_is_refused_and_never_followed(pool: Any, tmp_path: Path)
     control.unlink()
     control.write_bytes(os.urandom(100_000))
     control.chmod(0o600)
-    with pytest.raises(PoolRefused, match="remove it with `pegaflow rm`"):
+    with pytest.raises(PoolRefused, match="remove it with `pegaflow rm --force /"):
         open_pool(tmp_path)
     assert json.loads(_native.list_pools(str(tmp_path)))[0]["state"] == "refused"
 

@@ -11,6 +11,7 @@ def listing(name: str = "default", **fields: Any) -> dict[str, Any]:
     entry = {
         "name": name,
         "path": f"/dev/shm/{name}",
+        "segments_path": f"/dev/shm/{name}",
         "state": "ok",
         "error": None,
         "pool_bytes": 8 << 30,
@@ -24,7 +25,8 @@ def listing(name: str = "default", **fields: Any) -> dict[str, Any]:
 
 def refused(name: str, error: str) -> dict[str, Any]:
     """An entry of ``list_pools`` for files that are not ours to map."""
-    nothing = dict.fromkeys(("pool_bytes", "bytes_used", "processes_alive", "processes_dead", "idle_seconds"))
+    unknown = ("segments_path", "pool_bytes", "bytes_used", "processes_alive", "processes_dead", "idle_seconds")
+    nothing = dict.fromkeys(unknown)
     return listing(name, state="refused", error=error) | nothing
 
 

@@ -38,6 +38,7 @@ fn a_pool_that_everybody_left_is_clean_and_described() {
     assert_eq!(facts["processes"], Value::Array(vec![]));
     let list: Value = serde_json::from_str(&admin::list_pools(&dir.0).unwrap()).unwrap();
     assert_eq!((list[0]["name"].as_str(), list[0]["state"].as_str()), (Some("p"), Some("ok")));
+    assert_eq!(list[0]["segments_path"].as_str(), path.to_str());
 }
 
 #[test]

@@ -73,6 +73,8 @@ fn segments_are_whole_huge_pages_in_a_directory_that_everybody_finds() {
     assert_eq!((homes.len(), segments(&path)), (1, vec![]));
     let lengths = segments(&homes[0]);
     assert!(lengths.len() >= 2 && lengths.iter().all(|bytes| bytes.is_multiple_of(PAGE_BYTES)), "{lengths:?}");
+    let list: Value = serde_json::from_str(&admin::list_pools(&world.pools.0).unwrap()).unwrap();
+    assert_eq!(list[0]["segments_path"].as_str(), homes[0].to_str());
     // Whoever comes later need not want huge pages, or know where they are.
     let pool = Pool::open("p", &world.pools.options(MIB, MIB)).unwrap();
     assert_eq!(pool.segment_bytes(), PAGE_BYTES);
@@ -119,6 +121,7 @@ fn a_pool_whose_segments_are_not_there_is_refused_by_their_directory() {
     let error = Pool::open("p", &world.options()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains(home.to_str().unwrap()), "{error}");
+    assert!(error.to_string().contains(&format!("`pegaflow rm --force {}`", path.display())), "{error}");
     admin::remove(&path, true).unwrap();
 }
 

@@ -8,13 +8,14 @@ use serde::Serialize;
 use super::view::View;
 use crate::error::{Error, ErrorKind, Result};
 use crate::shm::clock::unix_seconds;
-use crate::shm::names::{LAYOUT_VERSION, parse_pool_dir};
+use crate::shm::names::{LAYOUT_VERSION, parse_pool_dir, removal_command};
 use crate::sync::Relaxed;
 
 #[derive(Serialize)]
 struct Entry {
     name: String,
     path: String,
+    segments_path: Option<String>,
     state: &'static str,
     error: Option<String>,
     pool_bytes: Option<u64>,
@@ -46,6 +47,7 @@ fn entry(shm_dir: &Path, dir_name: &str) -> Option<Entry> {
     let refused = |error: String| Entry {
         name: parsed.name.clone(),
         path: path.display().to_string(),
+        segments_path: None,
         state: "refused",
         error: Some(error),
         pool_bytes: None,
@@ -56,9 +58,10 @@ fn entry(shm_dir: &Path, dir_name: &str) -> Option<Entry> {
     };
     if parsed.version != LAYOUT_VERSION {
         return Some(refused(format!(
-            "{} has layout version {}, this program has {LAYOUT_VERSION}: remove it with `pegaflow rm --force`",
+            "{} has layout version {}, this program has {LAYOUT_VERSION}: remove it with {}",
             path.display(),
-            parsed.version
+            parsed.version,
+            removal_command(&path)
         )));
     }
     Some(match View::open(&path) {
@@ -78,6 +81,7 @@ fn described(view: &View, path: &Path) -> Entry {
     Entry {
         name: view.name.clone(),
         path: path.display().to_string(),
+        segments_path: view.home.place.path().map(|dir| dir.display().to_string()),
         state: "ok",
         error: None,
         pool_bytes: Some(view.superblock.geometry.pool_bytes),

@@ -36,7 +36,7 @@ impl View {
         let place = Place::directory(dir)?;
         let name = pool_name(dir)?;
         let file = place.open(CONTROL)?;
-        let superblock = Superblock::read(&file, &dir.join(CONTROL))?;
+        let superblock = Superblock::read(&file, dir)?;
         let control = Control::map(&file, superblock.geometry)?;
         let home = segments_dir::open(&place, &file, &superblock)?;
         Ok(Self { name, dir: dir.to_owned(), home, file, superblock, control })

@@ -44,6 +44,14 @@ impl Place {
         Ok(Self::Directory(dir.to_owned(), Arc::new(file)))
     }
 
+    /// The directory; `None` in anonymous memory.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Directory(path, _) => Some(path),
+            Self::Anonymous => None,
+        }
+    }
+
     /// Create file `name`, which does not exist.
     pub(crate) fn create(&self, name: &str) -> Result<File> {
         match self {

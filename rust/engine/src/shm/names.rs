@@ -48,6 +48,15 @@ pub fn pool_dir(shm_dir: &Path, uid: u32, name: &str) -> PathBuf {
     shm_dir.join(format!("pegaflow-v{LAYOUT_VERSION}-{uid}-{name}"))
 }
 
+/// The command that removes the pool in `dir`, to be run as it stands. It says which by path: a living pool of another
+/// layout version or user may have the same name.
+pub(crate) fn removal_command(dir: &Path) -> String {
+    let path = dir.display().to_string();
+    let plain = path.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-'));
+    let word = if plain { path } else { format!("'{}'", path.replace('\'', r"'\''")) };
+    format!("`pegaflow rm --force {word}`")
+}
+
 /// What a directory name says: layout version, user and pool name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PoolDirName {
@@ -97,6 +106,15 @@ mod tests {
         let parsed = parse_pool_dir(dir.file_name().unwrap().to_str().unwrap()).unwrap();
         assert_eq!(parsed, PoolDirName { version: LAYOUT_VERSION, uid: 1000, name: "llama-3.1_8b".into() });
         assert_eq!(parse_segment_file(&segment_file(77)), Some(77));
+    }
+
+    #[test]
+    fn removal_commands_are_one_word_a_path_in_a_shell() {
+        for (dir, word) in
+            [("/dev/shm/a-1_b.c", "/dev/shm/a-1_b.c"), ("/my shm/a", "'/my shm/a'"), ("it's", r"'it'\''s'")]
+        {
+            assert_eq!(removal_command(Path::new(dir)), format!("`pegaflow rm --force {word}`"));
+        }
     }
 
     #[test]

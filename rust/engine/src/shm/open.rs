@@ -38,13 +38,12 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
         return Ok((with_memory_of_the_gone(core), true));
     }
     let dir = pool_dir(&options.shm_dir, nix::unistd::geteuid().as_raw(), name);
-    let path = dir.join(CONTROL);
     let started = std::time::Instant::now();
     let mut created = false;
     // Held until this process is attached or has lost to another.
     let mut _home = None;
     loop {
-        match Place::directory(&dir).and_then(|place| attach_named(name, &place, &path, &options.label)) {
+        match Place::directory(&dir).and_then(|place| attach_named(name, &place, &dir, &options.label)) {
             Ok(Some(core)) => return Ok((core, created)),
             Ok(None) => created = false,
             Err(error) if error.kind() == ErrorKind::NotFound && options.create => {
@@ -62,10 +61,11 @@ pub(crate) fn open(name: &str, options: &OpenOptions) -> Result<(Core, bool)> {
     }
 }
 
-/// Attach to the control file at `path`; `None` if it was removed or replaced meanwhile.
-fn attach_named(name: &str, place: &Place, path: &Path, label: &str) -> Result<Option<Core>> {
+/// Attach to the control file in `dir`; `None` if it was removed or replaced meanwhile.
+fn attach_named(name: &str, place: &Place, dir: &Path, label: &str) -> Result<Option<Core>> {
     let file = place.open(CONTROL)?;
-    let superblock = Superblock::read(&file, path)?;
+    let superblock = Superblock::read(&file, dir)?;
+    let path = &dir.join(CONTROL);
     // A mapping keeps the description of its file open, in forked children too, and with it the description's locks:
     // the liveness lock has a description of its own.
     let lock_file = place.open(CONTROL)?;

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::shm::file::{Place, io_error, make_dir};
 use crate::shm::home::Home;
 use crate::shm::huge::HugeMount;
-use crate::shm::names::{parse_segment_file, segments_dir_name, segments_dir_prefix};
+use crate::shm::names::{parse_segment_file, removal_command, segments_dir_name, segments_dir_prefix};
 use crate::shm::superblock::Superblock;
 
 /// Place of the directory's name in the control file.
@@ -26,7 +26,7 @@ const CREATE_TRIES_MAX: usize = 64;
 /// Bytes of it, padded with zeros.
 pub(crate) const NAME_BYTES: usize = 512;
 
-/// Where the segments are of the pool with this control file.
+/// Where the segments are of the pool in `place` with this control file.
 pub(crate) fn open(place: &Place, control: &File, superblock: &Superblock) -> Result<Home> {
     let Some(dir) = read_name(control, superblock)? else {
         return Ok(Home::beside(place));
@@ -34,8 +34,9 @@ pub(crate) fn open(place: &Place, control: &File, superblock: &Superblock) -> Re
     let elsewhere = |reason: String| {
         Error::refused(format!(
             "the blocks of this pool lie in {}, which cannot be used here ({reason}): mount the same hugetlbfs \
-             there, or remove the pool with `pegaflow rm --force`",
-            dir.display()
+             there, or remove the pool{}",
+            dir.display(),
+            place.path().map(|pool| format!(" with {}", removal_command(pool))).unwrap_or_default()
         ))
     };
     let place = Place::directory(&dir).map_err(|error| elsewhere(error.to_string()))?;

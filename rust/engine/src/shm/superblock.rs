@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Result};
 use crate::shm::geometry::Geometry;
-use crate::shm::names::LAYOUT_VERSION;
+use crate::shm::names::{CONTROL, LAYOUT_VERSION, removal_command};
 
 /// "PEGAPOOL", little endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"PEGAPOOL");
@@ -47,12 +47,13 @@ impl Superblock {
         words
     }
 
-    /// Read and check the superblock of a control file; every mismatch is refused with its reason.
-    pub(crate) fn read(file: &File, path: &Path) -> Result<Self> {
+    /// Read and check the superblock of the control file of the pool in `dir`; every mismatch is refused with its reason.
+    pub(crate) fn read(file: &File, dir: &Path) -> Result<Self> {
         let refuse = |reason: String| {
             Err(Error::refused(format!(
-                "{} {reason}: remove it with `pegaflow rm` or use another name",
-                path.display()
+                "{} {reason}: remove it with {} or use another name",
+                dir.join(CONTROL).display(),
+                removal_command(dir)
             )))
         };
         let mut bytes = [0u8; WORDS * 8];
