@@ -4,13 +4,16 @@ The names are those of PegaFlow with a server where they mean the same. Whoever 
 nothing; what one process counts for itself is in vLLM's own metrics (``vllm:pega_*``).
 """
 
+import logging
+import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pegaflow.errors import PegaFlowError
 from pegaflow.shm.pool import SHM_DIR_DEFAULT, inspect_if_ok, list_pools
 from pegaflow.shm.report import InspectReport, NamespaceReport, PoolListing, TierReport
 from pegaflow.shm.traffic import REASONS, TIERS, TrafficReport, size_name, window_name
@@ -18,14 +21,19 @@ from pegaflow.shm.traffic import REASONS, TIERS, TrafficReport, size_name, windo
 FRESH_SECONDS = 1.0
 """Answers younger than this are given again: a look at a large pool reads all of its slot headers."""
 
+logger = logging.getLogger("pegaflow.exporter")
+
 Value = tuple[tuple[str, ...], float]
 
 _POOL = ("pool",)
 _SPACE = ("pool", "namespace", "group", "model")
 _PROCESS = ("pool", "row", "label")
 _WINDOW = ("pool", "window")
+_STATES = ("ok", "creating", "refused")
+"""Of listings; of pools with one name the first has it."""
 
 _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "exporter_up": ("1 if the directory of the pools can be looked at, else 0.", ()),
     "pool_readable": ("1 if the pool can be looked at, 0 if it is refused or not complete yet.", _POOL),
     "pool_capacity_bytes": ("Bytes of all segments that may exist.", _POOL),
     "pool_used_bytes": ("Bytes of all segments that exist.", _POOL),
@@ -82,6 +90,7 @@ class PoolCollector(Collector):
 
     def __init__(self, shm_dir: str = SHM_DIR_DEFAULT) -> None:
         self._shm_dir = shm_dir
+        self._trouble: str | None = None
         self._lock = threading.Lock()
         self._looked_at = float("-inf")
         self._known: list[Metric] = []
@@ -90,13 +99,25 @@ class PoolCollector(Collector):
         """The metrics as they are now."""
         with self._lock:
             if time.monotonic() - self._looked_at >= FRESH_SECONDS:
-                self._known = list(_metrics(self._shm_dir))
+                self._known = list(_metrics(self._listings()))
                 self._looked_at = time.monotonic()
             return self._known
 
     def describe(self) -> Iterable[Metric]:
         """Their names, without a look at any pool."""
         return _families().values()
+
+    def _listings(self) -> list[PoolListing] | None:
+        """All pools; ``None`` if the directory cannot be looked at, which is said once, as is that it can again."""
+        found, trouble = None, None
+        try:
+            found = list_pools(self._shm_dir)
+        except PegaFlowError as error:
+            trouble = str(error)
+        if trouble != self._trouble:
+            logger.warning("PegaFlow: %s", trouble or f"pools in {self._shm_dir} can be looked at again.")
+        self._trouble = trouble
+        return found
 
 
 def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
@@ -108,33 +129,44 @@ def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
     return made
 
 
-def _metrics(shm_dir: str) -> Iterable[Metric]:
+def _metrics(listings: Sequence[PoolListing] | None) -> Iterable[Metric]:
     families = _families()
-    for listing in list_pools(shm_dir):
-        for name, (labels, value) in _samples(listing):
+    families["exporter_up"].add_metric((), float(listings is not None))
+    for pool, listing in _labelled(listings or ()):
+        for name, (labels, value) in _samples(pool, listing):
             families[name].add_metric(labels, value)
     return families.values()
 
 
-def _samples(listing: PoolListing) -> Iterator[tuple[str, Value]]:
+def _labelled(listings: Sequence[PoolListing]) -> list[tuple[str, PoolListing]]:
+    """Each pool with what it is called, once in a scrape: by its name, or, if another pool that can be used better has
+    that, by its directory, which says layout and user."""
+    labelled: dict[str, PoolListing] = {}
+    for one in sorted(listings, key=lambda one: _STATES.index(one.state) if one.state in _STATES else len(_STATES)):
+        names = (one.name, os.path.basename(one.path), one.path)
+        labelled[next(name for name in names if name not in labelled)] = one
+    return list(labelled.items())
+
+
+def _samples(pool: str, listing: PoolListing) -> Iterator[tuple[str, Value]]:
     report = inspect_if_ok(listing)
-    yield "pool_readable", ((listing.name,), float(report is not None))
+    yield "pool_readable", ((pool,), float(report is not None))
     if listing.idle_seconds is not None:
-        yield "pool_idle_seconds", ((listing.name,), listing.idle_seconds)
+        yield "pool_idle_seconds", ((pool,), listing.idle_seconds)
     for state, count in (("alive", listing.processes_alive), ("dead", listing.processes_dead)):
         if count is not None:
-            yield "pool_processes", ((listing.name, state), count)
+            yield "pool_processes", ((pool, state), count)
     if report is not None:
-        yield from _inside(report)
+        yield from _inside(pool, report)
 
 
-def _inside(report: InspectReport) -> Iterator[tuple[str, Value]]:
-    pool = (report.name,)
+def _inside(name: str, report: InspectReport) -> Iterator[tuple[str, Value]]:
+    pool = (name,)
     yield "pool_capacity_bytes", (pool, report.bytes_max)
     yield "pool_used_bytes", (pool, report.bytes_used)
     yield "pool_slots", (pool, report.geometry.slots_used)
     for space in report.namespaces:
-        labels = (report.name, *_names(space))
+        labels = (name, *_names(space))
         yield "cache_resident_blocks", (labels, space.blocks_sealed)
         yield "cache_resident_bytes", (labels, space.bytes_sealed)
         yield "cache_slots", (labels, space.slots)
@@ -143,7 +175,7 @@ def _inside(report: InspectReport) -> Iterator[tuple[str, Value]]:
         yield "leases", (labels, space.leases)
         yield "namespace_resets", (labels, space.epoch)
     for process in report.processes:
-        row = (report.name, str(process.row), process.label)
+        row = (name, str(process.row), process.label)
         yield "process_share_bytes", (row, process.share_bytes)
         yield "process_used_bytes", (row, process.used_bytes)
         yield "process_leases", (row, process.leases)
@@ -151,9 +183,9 @@ def _inside(report: InspectReport) -> Iterator[tuple[str, Value]]:
     if report.ssd is not None:
         yield from _tier(pool, report.ssd)
     if report.traffic is not None:
-        spaces = {space.id: (report.name, *_names(space)) for space in report.namespaces}
+        spaces = {space.id: (name, *_names(space)) for space in report.namespaces}
         yield from _asked(report.traffic, spaces)
-        yield from _estimates(report.name, report.traffic, report.bytes_max)
+        yield from _estimates(name, report.traffic, report.bytes_max)
 
 
 def _names(space: NamespaceReport) -> tuple[str, str, str]:

@@ -1,16 +1,16 @@
 """``pegaflow exporter``: metrics of the pools of this host over HTTP."""
 
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import make_server
 
 import click
 
 from pegaflow.cli.options import shm_dir_option
+from pegaflow.cli.scrape_server import Handler, Server, Server6
 
 if TYPE_CHECKING:
     from pegaflow.exporter import PoolCollector
@@ -20,9 +20,6 @@ PORT_DEFAULT = 9091
 
 OTLP_SECONDS_MIN = 0.1
 OTLP_SECONDS_MAX = 3_600.0
-
-REQUEST_SECONDS_MAX = 10.0
-"""Clients that send nothing for so long are cut off, since they are served one after the other."""
 
 
 @click.command(short_help="Metrics of the pools of this host for Prometheus.")
@@ -73,10 +70,10 @@ def exporter(listen: str, otlp: str | None, otlp_seconds: float, shm_dir: str) -
     collector = PoolCollector(shm_dir)
     registry.register(collector)
     host, port = _address(listen)
-    server_class = _Server6 if ":" in host else _Server
+    server_class = Server6 if ":" in host else Server
     with (
         _sending(collector, otlp, otlp_seconds),
-        make_server(host, port, make_wsgi_app(registry), server_class, _Handler) as server,
+        make_server(host, port, make_wsgi_app(registry), server_class, Handler) as server,
     ):
         if otlp is not None:
             click.echo(f"Sent to {otlp} every {otlp_seconds:g} s.")
@@ -108,32 +105,6 @@ def _sending(collector: "PoolCollector", endpoint: str | None, seconds: float) -
         yield
     finally:
         provider.shutdown(timeout_millis=1000 * otlp.SEND_SECONDS_MAX)
-
-
-class _Server(WSGIServer):
-    def server_bind(self) -> None:
-        # The base class asks a name server who we are, which may take long. Connections that have ended keep the
-        # address for a minute from whoever does not say that he shares it with them.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = REQUEST_SECONDS_MAX
-
-    def log_message(self, *_what: object) -> None:
-        """Say nothing of each request."""
-
-    def address_string(self) -> str:
-        """The address as it is, without asking a name server."""
-        return str(self.client_address[0])
 
 
 def _address(listen: str) -> tuple[str, int]:

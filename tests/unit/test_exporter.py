@@ -1,27 +1,36 @@
 """Metrics of pools over HTTP: what is in them, what cannot be looked at, and clients that do not behave."""
 
+import itertools
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from wsgiref.simple_server import make_server
 
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from pegaflow import _native
 from pegaflow.cli.main import cli
+from pegaflow.cli.scrape_server import CLIENTS_MAX, Handler, Server
 from pegaflow.exporter import FRESH_SECONDS, PoolCollector
+from pegaflow.shm import pool as pool_module
 from tests.patience import await_
 from tests.real_peers import free_port
+from tests.unit.fake_native import FakeNative, listing, tier
 from tests.unit.pool_processes import BLOCKS, PART_BYTES, keys, open_namespace, store
 
+STATES = ("ok", "creating", "refused")
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -126,6 +135,34 @@ def test_pool_that_is_refused_is_told_and_hides_no_other(tmp_path: Path) -> None
     pool.close()
 
 
+@pytest.mark.parametrize(("one", "two"), list(itertools.combinations_with_replacement(STATES, 2)))
+def test_no_two_samples_of_a_scrape_have_one_name_and_the_same_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: str, two: str
+) -> None:
+    pool, namespace = open_namespace("default", str(tmp_path))
+    store(pool, namespace)
+    namespace.note_prompt(keys(), start=0, ram=BLOCKS, ssd=BLOCKS, peer=BLOCKS, late=BLOCKS)
+    fake = FakeNative(
+        listing(state=two, path="/dev/shm/pegaflow-v1-7-default"),
+        listing(state=one, path="/dev/shm/pegaflow-v2-7-default"),
+        listing(state="refused", path="/dev/shm/pegaflow-v3-7-default"),
+        # A name that another pool is called by, since its own is taken.
+        listing("pegaflow-v3-7-default", path="/dev/shm/pegaflow-v2-7-pegaflow-v3-7-default"),
+    )
+    fake.report = json.loads(_native.inspect(pool.path)) | {"ssd": tier()}
+    pool.close()
+    monkeypatch.setattr(pool_module, "_native", fake)
+    series = [
+        (sample.name, *sorted(sample.labels.items()))
+        for metric in PoolCollector("/dev/shm").collect()
+        for sample in metric.samples
+    ]
+    assert len(set(series)) == len(series)
+    readable = [labels for name, *labels in series if name == "pegaflow_pool_readable"]
+    assert len(readable) == 4
+    assert [("pool", "default")] in readable
+
+
 def test_a_pool_is_looked_at_once_however_many_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     looks = []
@@ -156,6 +193,65 @@ def test_garbage_does_not_end_it_and_a_signal_does(
     assert isinstance(ask(address), dict)
     process.send_signal(ending)
     assert process.wait(240) == 0
+
+
+class _PatientHandler(Handler):
+    timeout = None  # type: ignore[assignment]
+
+
+def test_silent_clients_hinder_nobody_are_bounded_and_the_oldest_makes_room() -> None:
+    def answer(_environ: object, start: Callable[..., object]) -> list[bytes]:
+        start("200 OK", [])
+        return [b"here"]
+
+    server = make_server("127.0.0.1", 0, answer, Server, _PatientHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with ExitStack() as silent:
+        clients = []
+        for number in range(CLIENTS_MAX + 3):
+            client = silent.enter_context(socket.create_connection(("127.0.0.1", server.server_port)))
+            client.settimeout(240)
+            clients.append(client)
+            if number >= CLIENTS_MAX:
+                assert clients[number - CLIENTS_MAX].recv(1) == b"", "the oldest is cut off"
+        for client in clients[4:]:
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert client.makefile("rb").read().endswith(b"here")
+        ending = threading.Thread(target=lambda: (server.shutdown(), server.server_close()), daemon=True)
+        ending.start()
+        ending.join(240)
+        assert not ending.is_alive(), "one that says nothing is still there"
+
+
+def test_a_directory_that_is_not_there_is_a_metric_and_one_line_until_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("pegaflow.exporter.time.monotonic", lambda: now[0])
+    place = tmp_path / "pools"
+    collector = PoolCollector(str(place))
+
+    def series() -> dict[str, float]:
+        now[0] += FRESH_SECONDS
+        return {one.name: one.value for metric in collector.collect() for one in metric.samples}
+
+    for _ in range(3):
+        assert series() == {"pegaflow_exporter_up": 0}
+    place.mkdir()
+    for _ in range(3):
+        assert series() == {"pegaflow_exporter_up": 1}
+    pool, _ = open_namespace("default", str(place))
+    assert series()["pegaflow_pool_readable"] == 1
+    pool.close()
+    said = [record.getMessage() for record in caplog.records if record.name == "pegaflow.exporter"]
+    assert len(said) == 2
+    assert f"cannot list {place}" in said[0]
+    assert "again" in said[1]
+
+
+def test_scrapes_of_a_directory_that_is_not_there_are_answered(tmp_path: Path) -> None:
+    with started(tmp_path / "none") as (_, address):
+        assert value(ask(address), "pegaflow_exporter_up") == 0
 
 
 @pytest.mark.parametrize("listen", ["9091", "localhost", "127.0.0.1:x", "127.0.0.1:70000", ":9091"])
