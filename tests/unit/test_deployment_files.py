@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
 from pegaflow.cli.doctor import examine
 from pegaflow.cli.host import Host
+from pegaflow.cli.main import cli
 from pegaflow.config import ConnectorConfig, parse_config, parse_size
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +21,8 @@ COMPOSE = ROOT / "examples" / "docker" / "compose.yaml"
 CHECK = re.compile(r"^\| [^|]+ \| `([^`]+)` \|", re.MULTILINE)
 OF_NO_PLACE = {"python", "pegaflow", "vllm", "numa", "peers"}
 """Checks of doctor that have nothing to do with how a container is started."""
+IMAGE_ENTRYPOINT = ["vllm", "serve"]
+"""Of vLLM's image."""
 UNITS = {"Gi": 1 << 30, "Mi": 1 << 20}
 
 
@@ -66,7 +70,7 @@ def test_pods_mount_what_they_have_and_only_that(manifest: Path) -> None:
 def test_pools_of_pods_fit_where_they_are(manifest: Path) -> None:
     pod = pod_of(manifest)
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    (vllm,) = pod["containers"]
+    vllm = next(one for one in pod["containers"] if one["name"] == "vllm")
     environ = {one["name"]: one["value"] for one in vllm["env"]}
     assert environ["PYTHONHASHSEED"] == "0"
     config = config_of(vllm["command"] + vllm["args"], environ)
@@ -89,13 +93,51 @@ def test_pools_of_pods_fit_where_they_are(manifest: Path) -> None:
     assert pod["securityContext"]["runAsUser"] == 1000
 
 
-def services() -> Iterator[dict[str, Any]]:
+def services() -> dict[str, dict[str, Any]]:
     """Services of the file for Docker."""
-    yield from yaml.safe_load(COMPOSE.read_text())["services"].values()
+    found: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
+    return found
+
+
+def programs() -> Iterator[tuple[str, list[str]]]:
+    """What each container runs: where it is said, and the words. Docker puts ``command`` behind the entry point, of the
+    image if the file names none; Kubernetes puts ``args`` behind ``command``."""
+    for name, service in services().items():
+        yield f"compose {name}", [*service.get("entrypoint", IMAGE_ENTRYPOINT), *service["command"]]
+    for manifest in MANIFESTS:
+        for container in containers_of(pod_of(manifest)):
+            words = [*container.get("command", IMAGE_ENTRYPOINT), *container.get("args", [])]
+            yield f"{manifest.stem} {container['name']}", words
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in programs()])
+def test_containers_run_commands_that_exist_with_arguments_that_they_take(words: list[str]) -> None:
+    if words[0] == "vllm":
+        assert words[1] == "serve"
+        assert re.fullmatch(r"\w+/[\w.-]+", words[2]), "the model comes first"
+        options = words[3:]
+        assert all(option.startswith("--") for option in options[::2])
+        assert not any(value.startswith("--") for value in options[1::2])
+    elif words[0] == "pegaflow":
+        command = cli.get_command(click.Context(cli), words[1])
+        assert command is not None
+        command.make_context(words[1], list(words[2:]))
+    else:
+        assert words[:2] == ["sh", "-c"]
+
+
+def test_exporters_have_the_directory_and_the_user_of_the_engines() -> None:
+    vllm, exporter = services()["vllm-0"], services()["exporter"]
+    assert (exporter["user"], exporter["volumes"], exporter["image"]) == (vllm["user"], vllm["volumes"], vllm["image"])
+    assert exporter["command"][exporter["command"].index("--shm-dir") + 1] == vllm["environment"]["PEGAFLOW_SHM_DIR"]
+    engine, beside = pod_of(ROOT / "examples" / "kubernetes" / "one-pod.yaml")["containers"]
+    assert (beside["volumeMounts"], beside["image"]) == (engine["volumeMounts"], engine["image"])
+    assert "securityContext" not in engine
+    assert "securityContext" not in beside
 
 
 def test_services_share_one_directory_as_one_user() -> None:
-    found = list(services())
+    found = [service for name, service in services().items() if name.startswith("vllm")]
     assert len(found) == 2
     for service in found:
         config = config_of(service["command"], service["environment"])
