@@ -43,25 +43,42 @@ def _user_outside(host: Host, user: int) -> int | None:
 
 
 def room_to_grow(host: Host, shm_dir: str, pools: Sequence[PoolListing]) -> Finding:
-    """Whether the file system has what its pools may still take."""
+    """Whether the file system, and the host's huge pages, have what pools there may still take."""
     name = "room to grow"
     sound = [pool for pool in pools if pool.state == "ok"]
     if not sound:
         return Finding(name, OK, "no pools yet")
-    wanted = sum(max(0, (pool.pool_bytes or 0) - (pool.bytes_used or 0)) for pool in sound)
     try:
         _total, free = host.space(os.path.abspath(shm_dir))
     except OSError as error:
         return Finding(name, WARNING, error.strerror or str(error), "Pools cannot grow there: mount it again.")
-    value = f"pools may take {format_bytes(wanted)} more, {format_bytes(free)} is free"
-    if wanted <= free:
-        return Finding(name, OK, value)
-    names = ", ".join(printable(pool.name) for pool in sound)
-    advice = (
-        f"They stay smaller and lose blocks earlier ({names}): enlarge the mount (docker: --shm-size), or remove a "
-        "pool and set pegaflow.pool_size."
-    )
-    return Finding(name, WARNING, value, advice)
+    ordinary = [pool for pool in sound if not pool.in_huge_pages]
+    huge = [pool for pool in sound if pool.in_huge_pages]
+    values, advice = [], []
+    for some, room, what, more in (
+        (ordinary, free, "", "enlarge the mount (docker: --shm-size)"),
+        (huge, _free_huge_pages_bytes(host), " huge pages", "reserve more of them (sysctl vm.nr_hugepages)"),
+    ):
+        wanted = sum(max(0, (pool.pool_bytes or 0) - (pool.bytes_used or 0)) for pool in some)
+        if some:
+            values.append(f"pools may take {format_bytes(wanted)}{what} more, {format_bytes(room)} is free")
+        if wanted > room:
+            names = ", ".join(printable(pool.name) for pool in some)
+            advice.append(
+                f"They stay smaller and lose blocks earlier ({names}): {more}, or remove a pool and set "
+                "pegaflow.pool_size."
+            )
+    return Finding(name, WARNING if advice else OK, "; ".join(values), " ".join(advice))
+
+
+def _free_huge_pages_bytes(host: Host) -> int:
+    """Of all sizes."""
+    place, free = "/sys/kernel/mm/hugepages", 0
+    for directory in host.names(place):
+        kilobytes = directory.removeprefix("hugepages-").removesuffix("kB")
+        if kilobytes.isdecimal():
+            free += int(kilobytes) * 1024 * (host.number(f"{place}/{directory}/free_hugepages") or 0)
+    return free
 
 
 def system_calls(host: Host, io_uring: str, memory_policy: str) -> Finding:

@@ -59,7 +59,11 @@ def memory_limit(host: Host, shm_dir: str, pools: Sequence[PoolListing] = ()) ->
     if limit is None:
         return Finding(name, OK, "none (control group)")
     value = f"{format_bytes(limit)} (control group)"
-    largest = max(pools, key=lambda pool: pool.pool_bytes or 0, default=None)
+    # Huge pages do not count towards it.
+    ordinary = [pool for pool in pools if not pool.in_huge_pages]
+    if pools and not ordinary:
+        return Finding(name, OK, f"{value}; all pools are in huge pages")
+    largest = max(ordinary, key=lambda pool: pool.pool_bytes or 0, default=None)
     if largest is not None and largest.pool_bytes:
         pool_bytes, which = largest.pool_bytes, f"pool {printable(largest.name)} may grow to"
     else:

@@ -7,7 +7,7 @@ from pegaflow.cli.finding import ERROR, INFO, OK, WARNING, Finding
 from pegaflow.cli.host import Host
 from pegaflow.cli.output import printable
 from pegaflow.config import parse_config
-from pegaflow.errors import InvalidArgument
+from pegaflow.errors import InvalidArgument, PegaFlowError
 from pegaflow.p2p import devices
 from pegaflow.p2p.addresses import parse_address
 from pegaflow.p2p.devices import AskMtu, Port
@@ -16,13 +16,18 @@ from pegaflow.p2p.secrets import open_to_others
 OPTIONS = (
     "PEERS",
     "PEER_LISTEN",
+    "DIRECTORY",
     "PEER_TOKEN",
     "PEER_TOKEN_FILE",
     "PEER_TLS_CERT",
     "PEER_TLS_KEY",
     "PEER_TLS_CA",
     "NICS",
+    "QPS_PER_PEER",
 )
+AskDirectory = Callable[[str], tuple[str, str | None]]
+"""Of a URL: the same without its password, and why nobody answers there; ``None`` if somebody does."""
+
 VARIABLES = tuple(f"PEGAFLOW_{name}" for name in OPTIONS)
 
 
@@ -42,19 +47,30 @@ def rdma(host: Host, ask_mtu: AskMtu | None = None) -> Finding:
     return Finding("rdma", OK, value)
 
 
-def peers(host: Host, binds: Callable[[str], str | None]) -> Finding:
+def peers(host: Host, binds: Callable[[str], str | None], ask_directory: AskDirectory) -> Finding:
     """Options of peers as the environment says them. ``binds``: why this host cannot listen on an address, if so."""
     given = {name: text for name in VARIABLES if (text := host.environ.get(name))}
-    if "PEGAFLOW_PEERS" not in given and "PEGAFLOW_PEER_LISTEN" not in given:
-        advice = "Optional: pegaflow.peers and pegaflow.peer_listen share blocks with other hosts (docs/p2p.md)."
+    if not any(f"PEGAFLOW_{name}" in given for name in ("PEERS", "PEER_LISTEN", "DIRECTORY")):
+        advice = (
+            "Optional: pegaflow.peers, or pegaflow.directory, and pegaflow.peer_listen share blocks with other hosts "
+            "(docs/p2p.md)."
+        )
         return Finding("peers", INFO, "not configured in this environment", advice)
     try:
         config = parse_config({}, given)
     except InvalidArgument as error:
         return Finding("peers", ERROR, "options that cannot be", printable(str(error)))
-    asked = f"asks {', '.join(config.peers)}" if config.peers else "asks nobody"
+    asked, silence = list(config.peers), None
+    if config.directory is not None:
+        try:
+            store, silence = ask_directory(config.directory)
+        except InvalidArgument as error:
+            return Finding("peers", ERROR, "options that cannot be", printable(str(error)))
+        except PegaFlowError as error:  # no pool can be made here, which is a finding of its own
+            store, silence = "", f"it could not be tried: {error}"
+        asked.append(f"who has what in the directory {store}".rstrip())
     serves = f"serves {config.peer_listen}" if config.peer_listen else "serves nobody"
-    value = f"{serves}, {asked}, {'TLS' if config.peer_tls else 'token without TLS'}"
+    value = f"{serves}, asks {', '.join(asked) or 'nobody'}, {'TLS' if config.peer_tls else 'token without TLS'}"
     problem = binds(parse_address(config.peer_listen, "x").host) if config.peer_listen else None
     if problem is not None:
         return Finding("peers", ERROR, value, f"This host cannot listen there: {printable(problem)}.")
@@ -62,6 +78,9 @@ def peers(host: Host, binds: Callable[[str], str | None]) -> Finding:
     shown = [one for one in secrets if open_to_others(one)]
     if shown:
         return Finding("peers", WARNING, value, f"Others on this host can read {printable(shown[0])}: chmod 600.")
+    if silence is not None:
+        advice = f"Of the directory: {printable(silence.rstrip('.'))}. Until it answers only pegaflow.peers are asked."
+        return Finding("peers", WARNING, value, advice)
     return Finding("peers", OK, value)
 
 

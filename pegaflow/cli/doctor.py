@@ -12,6 +12,7 @@ from pegaflow.cli.memory_policy import probe_memory_policy
 from pegaflow.cli.options import json_option, shm_dir_option
 from pegaflow.cli.output import cell, echo_json, format_count, show, state_cell, table
 from pegaflow.errors import PegaFlowError
+from pegaflow.p2p.probe import ask_directory
 from pegaflow.shm.pool import list_pools, system_report
 from pegaflow.shm.report import PoolListing
 
@@ -28,7 +29,8 @@ def doctor(ctx: click.Context, shm_dir: str, ssd_directories: tuple[str, ...], a
     """Check whether this host is ready for PegaFlow. Run it as the user, and in the container, that vLLM runs in.
 
     Levels: 'ok'; 'info' is optional or absent; 'warning' works, but badly or not for everybody; 'error' cannot work.
-    Exits with 1 only if there is an error.
+    Exits with 1 only if there is an error. With PEGAFLOW_DIRECTORY set it makes a small pool for the look at that,
+    and removes it.
 
     \b
     Examples:
@@ -70,7 +72,7 @@ def examine(host: Host, shm_dir: str, ssd_directories: Sequence[str] = ()) -> li
         checks_system.open_files(host),
         checks_system.cuda(host),
         checks_peers.rdma(host),
-        checks_peers.peers(host, bind_problem),
+        checks_peers.peers(host, bind_problem, lambda url: ask_directory(url, shm_dir)),
     ]
 
 

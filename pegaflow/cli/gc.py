@@ -8,7 +8,7 @@ import click
 from pegaflow.cli.options import json_option, shm_dir_option, time_span
 from pegaflow.cli.output import cell, echo_json, format_bytes, format_count, format_seconds, printable, show, table
 from pegaflow.errors import PegaFlowError, PoolInUse, PoolNotFound
-from pegaflow.shm.pool import files_bytes, list_pools, reap_pool, unlink_pool
+from pegaflow.shm.pool import list_pools, pool_files_bytes, reap_pool, unlink_pool
 from pegaflow.shm.report import PoolListing
 
 # A creator needs milliseconds. This is generous, so that a pool that another gc would call abandoned is so.
@@ -40,7 +40,7 @@ class Step:
     default="7d",
     show_default=True,
     metavar="SPAN",
-    help="Remove pools that no living process uses and that were last used longer ago than this; 0: never.",
+    help="Remove pools that no living process uses and that were last used longer ago than this; 0: none for that.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing.")
 @json_option
@@ -56,7 +56,7 @@ def gc(ctx: click.Context, shm_dir: str, idle_seconds_max: int, dry_run: bool, a
     Examples:
       pegaflow gc --dry-run
       pegaflow gc --idle 12h
-      pegaflow gc --idle 0            only clean up after dead processes
+      pegaflow gc --idle 0            only what dead processes have left behind
     """
     steps = [_plan(one, idle_seconds_max) for one in list_pools(shm_dir)]
     if not dry_run:
@@ -70,7 +70,7 @@ def gc(ctx: click.Context, shm_dir: str, idle_seconds_max: int, dry_run: bool, a
 
 def _plan(one: PoolListing, idle_seconds_max: int) -> Step:
     action, reason = _decide(one, idle_seconds_max)
-    freed = files_bytes(one.path) if action == "remove" else 0
+    freed = pool_files_bytes(one) if action == "remove" else 0
     return Step(one.name, one.path, action, reason, bytes_freed=freed)
 
 

@@ -4,7 +4,7 @@ import click
 
 from pegaflow.cli.options import json_option, pool_argument, shm_dir_option
 from pegaflow.cli.output import echo_json, format_bytes, printable
-from pegaflow.shm.pool import files_bytes, find_pool, unlink_pool
+from pegaflow.shm.pool import find_pool, pool_files_bytes, unlink_pool
 
 
 @click.command(short_help="Remove a pool that nobody uses.")
@@ -25,7 +25,7 @@ def rm(pool: str, shm_dir: str, force: bool, as_json: bool) -> None:
       pegaflow rm --force /dev/shm/pegaflow-v1-1000-default
     """
     listing = find_pool(pool, shm_dir, to_remove=True)
-    freed = files_bytes(listing.path)
+    freed = pool_files_bytes(listing)
     unlink_pool(listing.path, force=force)
     if as_json:
         echo_json({"name": listing.name, "path": listing.path, "bytes_freed": freed})

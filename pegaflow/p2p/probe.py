@@ -102,6 +102,23 @@ def look(config: ConnectorConfig, hosts: Sequence[str], shm_dir: str) -> list[Pe
     ]
 
 
+def ask_directory(url: str, shm_dir: str, *, seconds_max: float = CONNECT_SECONDS_MAX) -> tuple[str, str | None]:
+    """``url`` without its password, and why the store there does not answer; ``None`` if it does within
+    ``seconds_max``. Writes nothing to it. Raises ``InvalidArgument`` for a URL that is none."""
+    with _scratch(shm_dir, SCRATCH_BYTES) as pool:
+        directory = _native.Directory(pool, url)
+        deadline = time.monotonic() + seconds_max
+        try:
+            # What is too slow for an engine at first, and says so, may answer the next time.
+            while not (facts := directory.facts())["answered"]:
+                if time.monotonic() > deadline:
+                    return directory.url, str(facts["problem"] or "it does not answer in time")
+                time.sleep(0.01)
+            return directory.url, None
+        finally:
+            directory.close()
+
+
 def ping(config: ConnectorConfig, host: str, shm_dir: str, count: int) -> PingReport:
     """Ask ``host`` for one block ``count`` times, one after the other."""
     times: list[float] = []

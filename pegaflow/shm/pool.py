@@ -114,6 +114,12 @@ def system_report() -> SystemReport:
     return decode(SystemReport, _native.system_info())
 
 
+def pool_files_bytes(listing: PoolListing) -> int:
+    """Bytes that the files of a pool occupy, wherever its blocks are; 0 for what cannot be read."""
+    directories = {listing.path, listing.segments_path or listing.path}
+    return sum(map(files_bytes, directories))
+
+
 def files_bytes(path: str | os.PathLike[str]) -> int:
     """Bytes that the files directly inside directory ``path`` occupy; 0 for what cannot be read."""
     total = 0

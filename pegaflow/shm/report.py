@@ -38,6 +38,11 @@ class PoolListing:
     idle_seconds: int | None
     """Since the pool was last used; for a pool being created: since its newest file was changed."""
 
+    @property
+    def in_huge_pages(self) -> bool:
+        """Whether its blocks are on a hugetlbfs, and so no part of the file system of ``path``."""
+        return self.segments_path not in (None, self.path)
+
 
 @dataclass(frozen=True)
 class GeometryReport:

@@ -11,7 +11,6 @@ def listing(name: str = "default", **fields: Any) -> dict[str, Any]:
     entry = {
         "name": name,
         "path": f"/dev/shm/{name}",
-        "segments_path": f"/dev/shm/{name}",
         "state": "ok",
         "error": None,
         "pool_bytes": 8 << 30,
@@ -20,7 +19,8 @@ def listing(name: str = "default", **fields: Any) -> dict[str, Any]:
         "processes_dead": 0,
         "idle_seconds": 120,
     }
-    return entry | fields
+    entry |= fields
+    return entry | {"segments_path": fields.get("segments_path", entry["path"])}
 
 
 def refused(name: str, error: str) -> dict[str, Any]:

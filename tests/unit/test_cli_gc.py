@@ -110,6 +110,19 @@ def test_bytes_are_counted_from_the_files(native: FakeNative, tmp_path: Any) -> 
     assert step["done"] is True
 
 
+@pytest.mark.parametrize("command", ["gc", "rm"])
+def test_bytes_of_blocks_elsewhere_are_counted_too(native: FakeNative, tmp_path: Any, command: str) -> None:
+    pool, blocks = tmp_path / "old", tmp_path / "hugetlbfs"
+    for directory, size in ((pool, 65536), (blocks, 131072)):
+        directory.mkdir()
+        (directory / "file").write_bytes(b"x" * size)
+    native.pools = [listing("old", path=str(pool), segments_path=str(blocks), idle_seconds=8 * DAY)]
+    words = ["rm", str(pool)] if command == "rm" else ["gc"]
+    result = CliRunner().invoke(cli, [*words, "--json", "--shm-dir", str(tmp_path)], catch_exceptions=False)
+    answer = json.loads(result.output)
+    assert answer.get("pools", [answer])[0]["bytes_freed"] == 65536 + 131072
+
+
 @pytest.mark.parametrize("error", [PoolInUse("A process came."), PoolNotFound("Another gc was faster.")])
 def test_losing_a_race_is_no_failure(native: FakeNative, error: Exception) -> None:
     native.pools = [listing("old", idle_seconds=8 * DAY)]

@@ -110,6 +110,29 @@ def test_memory_limit_is_held_against_the_largest_pool(
     assert part in finding.advice
 
 
+def test_pools_in_huge_pages_are_held_against_huge_pages_and_nothing_else(tmp_path: Path) -> None:
+    host = made_up_host(tmp_path, free_bytes=7 * GIB)
+    host.put("/proc/self/cgroup", "0::/\n")
+    host.put("/sys/fs/cgroup/memory.max", str(32 * GIB))
+    host.put("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", str(30 * 512))
+    host.put("/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", "2")
+    huge = pool(name="huge", segments_path="/hugepages/x", pool_bytes=32 * GIB, bytes_used=0)
+    assert checks_memory.memory_limit(host, SHM, [huge]).level == OK
+    finding = checks_container.room_to_grow(host, SHM, [huge])
+    assert (finding.level, finding.value) == (OK, "pools may take 32 GiB huge pages more, 32 GiB is free")
+    small = pool(name="small", pool_bytes=8 * GIB, bytes_used=GIB)
+    assert checks_memory.memory_limit(host, SHM, [huge, small]).level == OK
+    assert checks_container.room_to_grow(host, SHM, [huge, small]).level == OK
+    large = pool(name="large", pool_bytes=24 * GIB, bytes_used=17 * GIB)
+    assert "pool large may grow" in checks_memory.memory_limit(host, SHM, [huge, large]).advice
+    host.put("/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", "0")
+    finding = checks_container.room_to_grow(host, SHM, [huge, small])
+    assert finding.level == WARNING
+    assert finding.value.startswith("pools may take 7 GiB more, 7 GiB is free; pools may take 32 GiB huge pages more")
+    assert "(huge): reserve more" in finding.advice
+    assert "docker" not in finding.advice
+
+
 @pytest.mark.parametrize(
     ("status", "io_uring", "policy", "level", "value", "advice"),
     [

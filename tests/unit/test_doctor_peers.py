@@ -8,6 +8,8 @@ import pytest
 from pegaflow.cli import checks_peers
 from pegaflow.cli.finding import ERROR, INFO, OK, WARNING, Finding
 from pegaflow.cli.host import bind_problem
+from pegaflow.config import _OPTIONS
+from pegaflow.errors import InvalidArgument, PoolRefused
 from tests.unit.made_up_host import MadeUpHost, made_up_host
 
 TOKEN = "0123456789abcdef-secret"
@@ -53,7 +55,59 @@ def test_port_without_an_address_is_said_to_be_of_no_use(host: MadeUpHost) -> No
 def peers(host: MadeUpHost, problem: str | None = None, **environ: str) -> Finding:
     given: Any = host.environ
     given.update({f"PEGAFLOW_{name.upper()}": text for name, text in environ.items()})
-    return checks_peers.peers(host, lambda ip: problem)
+    return checks_peers.peers(host, lambda ip: problem, asked_directory)
+
+
+def asked_directory(url: str) -> tuple[str, str | None]:
+    """What is said of a directory: hosts whose name begins with "down" do not answer."""
+    shown = url.replace("user:hidden@", "")
+    if "none" in url:
+        raise InvalidArgument("the directory's URL names 2 hosts: write redis://host:port/db")
+    if "unknown" in url:
+        raise PoolRefused("No pool can be made here.")
+    return shown, "the directory at down:6379 does not answer" if "down" in url else None
+
+
+def test_all_options_of_peers_are_looked_at() -> None:
+    of_peers = {name for name in _OPTIONS if name.startswith("peer")} | {"directory", "nics", "qps_per_peer"}
+    assert {name.lower() for name in checks_peers.OPTIONS} == {*of_peers, "peer_token"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "value"),
+    [
+        ({}, "serves nobody, asks who has what in the directory redis://kv:6379/0, token without TLS"),
+        (
+            {"peers": "10.0.0.2:7"},
+            "serves nobody, asks 10.0.0.2:7, who has what in the directory redis://kv:6379/0, token without TLS",
+        ),
+        (
+            {"peer_listen": "10.0.0.1:7"},
+            "serves 10.0.0.1:7, asks who has what in the directory redis://kv:6379/0, token without TLS",
+        ),
+    ],
+)
+def test_a_directory_is_asked_whatever_else_is_set(host: MadeUpHost, environ: dict[str, str], value: str) -> None:
+    finding = peers(host, directory="redis://user:hidden@kv:6379/0", peer_token=TOKEN, **environ)
+    assert (finding.level, finding.value) == (OK, value)
+    assert "hidden" not in repr(finding)
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "says"),
+    [
+        ("down", WARNING, "the directory at down:6379 does not answer. Until it answers"),
+        ("unknown", WARNING, "it could not be tried: No pool can be made here."),
+        ("none", ERROR, "names 2 hosts"),
+    ],
+)
+def test_a_directory_that_does_not_answer_is_told_without_its_password(
+    host: MadeUpHost, name: str, level: str, says: str
+) -> None:
+    finding = peers(host, directory=f"redis://user:hidden@{name}:6379/0", peer_token=TOKEN)
+    assert finding.level == level
+    assert says in finding.advice
+    assert "hidden" not in repr(finding)
 
 
 def test_peers_are_optional(host: MadeUpHost) -> None:
@@ -75,6 +129,8 @@ def test_sound_options_are_shown_without_the_token(host: MadeUpHost) -> None:
         ({"peers": "10.0.0.2", "peer_token": TOKEN}, "PEGAFLOW_PEERS must"),
         ({"peer_listen": "0.0.0.0:7", "peer_token": TOKEN}, "PEGAFLOW_PEER_LISTEN must"),
         ({"peers": "h:1", "peer_token": "short"}, "visible ASCII"),
+        ({"directory": "http://user:secret@h", "peer_token": TOKEN}, "PEGAFLOW_DIRECTORY must"),
+        ({"directory": "redis://h"}, "PEGAFLOW_DIRECTORY needs"),
     ],
 )
 def test_options_that_cannot_be_are_an_error(host: MadeUpHost, environ: dict[str, str], says: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from pegaflow import _native
 from pegaflow.errors import InvalidArgument, PoolClosed
 from pegaflow.keys import private
+from pegaflow.p2p.probe import ask_directory
 from tests.patience import await_
 from tests.real_peers import free_port
 from tests.unit.certificates import certificates
@@ -157,6 +158,27 @@ def test_a_wrong_url_or_address_is_refused_and_a_wrong_password_is_a_sentence_wi
         await_(lambda: right.facts()["owner"]["complete"])
         for one in (wrong, right):
             one.close()
+
+
+def test_a_look_at_a_store_says_whether_it_answers_and_writes_nothing(shm_dir: Path, tmp_path: Path) -> None:
+    def size() -> str:
+        words = ["redis-cli", "-a", "right", "--no-auth-warning", "-p", str(port), "dbsize"]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+    with server(tmp_path, "--port", "PORT", "--requirepass", "right") as port:
+        shown = f"redis://127.0.0.1:{port}/0"
+        await_(lambda: ask_directory(f"redis://:right@127.0.0.1:{port}", str(shm_dir)) == (shown, None))
+        assert size() == "0"
+        wrong = f"redis://:hidden@127.0.0.1:{port}"
+        of_a_wrong_password = ask_directory(wrong, str(shm_dir), seconds_max=0.5)
+    of_a_server_that_is_gone = ask_directory(wrong, str(shm_dir), seconds_max=0.5)
+    for of, problem in (of_a_wrong_password, of_a_server_that_is_gone):
+        assert of == shown
+        assert problem
+        assert "hidden" not in problem
+    with pytest.raises(InvalidArgument, match="write redis://"):
+        ask_directory("redis://:hidden@one,two", str(shm_dir))
+    assert list(shm_dir.iterdir()) == []
 
 
 def test_over_tls_a_server_is_believed_only_with_a_certificate_of_a_known_authority(

@@ -76,6 +76,7 @@ impl Directory {
         facts.set_item("up", asker.up)?;
         facts.set_item("problem", asker.problem)?;
         for (name, value) in [
+            ("answered", asker.answered),
             ("finds", asker.finds),
             ("find_keys", asker.keys),
             ("keys_named", asker.named),

@@ -212,7 +212,10 @@ impl Work {
         }
         match self.with_store(now + DIRECTORY_FIND_TIME_MAX, Self::hosts) {
             Ok(hosts) => {
-                lock(&self.state).hosts = hosts;
+                let mut state = lock(&self.state);
+                state.hosts = hosts;
+                state.facts.answered += 1;
+                drop(state);
                 // Questions may be refused all the same, so that they alone say when they no longer are.
                 if std::mem::take(&mut self.looked_in_vain) {
                     self.note_return();
@@ -298,6 +301,7 @@ impl Work {
     fn note_success(&mut self, answer: &Answer, is_late: bool) {
         let named = answer.owners.iter().flatten().filter(|owners| !owners.is_empty()).count();
         let mut state = lock(&self.state);
+        state.facts.answered += 1;
         state.facts.named += named as u64;
         state.facts.failed += u64::from(is_late);
         drop(state);

@@ -87,6 +87,8 @@ pub struct AskerFacts {
     pub up: bool,
     /// Why not.
     pub problem: Option<String>,
+    /// Questions, and looks who is there, that the store has answered.
+    pub answered: u64,
     /// Questions that were sent.
     pub finds: u64,
     /// Keys in them.
