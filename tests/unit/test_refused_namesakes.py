@@ -27,7 +27,7 @@ NAMESAKES = {
 
 @pytest.fixture(params=["shm", "it's a $HOME"])
 def shm(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    directory = tmp_path / request.param
+    directory = tmp_path / str(request.param)
     directory.mkdir()
     return directory
 
