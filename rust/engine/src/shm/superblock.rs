@@ -47,8 +47,7 @@ impl Superblock {
         words
     }
 
-    /// Read and check the superblock of the pool in `dir`, whose control file is `file`; every mismatch is refused with its
-    /// reason.
+    /// Read and check the superblock of the pool in `dir`; every mismatch is refused with its reason.
     pub(crate) fn read(file: &File, dir: &Path) -> Result<Self> {
         let refuse = |reason: String| {
             Err(Error::refused(format!(
