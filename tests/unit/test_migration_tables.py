@@ -56,6 +56,7 @@ def rows(heading: str) -> list[tuple[str, str, str]]:
     section = TEXT.split(f"\n### {heading}\n", 1)[1].split("\n#", 1)[0]
     found = [(row["name"], row["here"], row["more"]) for row in ROW.finditer(section)]
     assert found, f"no table below {heading}"
+    assert len({name for name, *_ in found}) == len(found), f"a name is twice below {heading}"
     assert len(found) == sum(line.startswith("| `") for line in section.splitlines()), f"a row of {heading} is not read"
     return found
 
