@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use crate::kill::child::Worker;
 
 /// Longer than any try to get to a point takes.
-const HANGS: Duration = Duration::from_secs(25);
+const HANGS: Duration = Duration::from_secs(150);
 
 /// What a process is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +56,10 @@ impl Nursery {
         state
     }
 
-    /// Kill it wherever it is.
+    /// Kill it wherever it is. It may come to its end just before.
     pub fn kill(&mut self, pid: Pid) {
         kill(pid, Signal::SIGKILL).unwrap();
-        assert_eq!(self.wait_long(pid), State::Killed);
+        let state = self.wait_long(pid);
+        assert!(matches!(state, State::Killed | State::Ended), "{state:?}");
     }
 }

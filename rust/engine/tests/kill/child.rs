@@ -11,6 +11,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+/// Longer than anything takes, on whatever host; what it asks a process of its own, too (`PATIENCE`).
+const HANGS: Duration = Duration::from_secs(240);
+
 /// A running `pool-worker`; killed when dropped.
 pub struct Worker {
     child: Child,
@@ -51,11 +54,11 @@ impl Worker {
         text.trim_end().to_owned()
     }
 
-    /// The next line, which has to come within half a minute; `what` says what the worker is at.
+    /// The next line, which has to come in time; `what` says what the worker is at.
     pub fn line_in_time(&mut self, what: &str) -> String {
         let ready = |worker: &Self| {
             let mut output = [PollFd::new(worker.stdout.get_ref().as_fd(), PollFlags::POLLIN)];
-            poll(&mut output, PollTimeout::from(30_000u16)).unwrap() > 0
+            poll(&mut output, PollTimeout::try_from(HANGS).unwrap()).unwrap() > 0
         };
         assert!(!self.stdout.buffer().is_empty() || ready(self), "the worker hangs at {what}");
         self.line()
@@ -89,7 +92,7 @@ impl Worker {
     /// Kill -9 and wait, leaving alone what it has forked.
     pub fn kill_alone(&mut self) {
         self.signal(Signal::SIGKILL);
-        let status = self.wait(WaitPidFlag::empty(), Duration::from_secs(30));
+        let status = self.wait(WaitPidFlag::empty(), HANGS);
         assert_eq!(status, WaitStatus::Signaled(self.pid(), Signal::SIGKILL, false));
     }
 
@@ -106,15 +109,15 @@ impl Worker {
         assert_eq!(status, WaitStatus::Exited(self.pid(), 0), "the worker failed");
     }
 
-    /// How it ends, within half a minute.
+    /// How it ends, in time.
     pub fn end(&mut self) -> WaitStatus {
         drop(self.stdin.take());
-        self.wait(WaitPidFlag::empty(), Duration::from_secs(30))
+        self.wait(WaitPidFlag::empty(), HANGS)
     }
 
     /// Whether it is stopped by its crash point (else how it ended).
     pub fn stopped_or_ended(&mut self) -> WaitStatus {
-        self.wait(WaitPidFlag::WUNTRACED, Duration::from_secs(30))
+        self.wait(WaitPidFlag::WUNTRACED, HANGS)
     }
 
     /// How it ended, if it has.

@@ -5,6 +5,7 @@ pub mod blocks;
 pub mod chains;
 pub mod child;
 pub mod histogram;
+pub mod patience;
 pub mod plan;
 pub mod random;
 pub mod records;

@@ -40,9 +40,10 @@ pub const POOL_COUNTERS: [&str; 11] = [
 /// Of each operation: how often, then how often its own time and its time on the wall fell into each bucket.
 const WORDS_PER_OPERATION: usize = 1 + 2 * BUCKETS;
 const OPERATION_WORDS: usize = OWN_COUNTERS + POOL_COUNTERS.len();
-/// Sums first, then maxima: the longest wait for a lock, and of each operation its own time and that on the wall.
+/// Sums first, then maxima: the longest wait for a lock, and of each operation its own time, that on the wall, and its
+/// sleeps.
 const SUMS: usize = OPERATION_WORDS + OPERATIONS.len() * WORDS_PER_OPERATION;
-const WORDS: usize = SUMS + 1 + 2 * OPERATIONS.len();
+const WORDS: usize = SUMS + 1 + 3 * OPERATIONS.len();
 
 /// Counters of one worker.
 #[derive(Clone, Debug)]
@@ -78,10 +79,12 @@ impl Report {
         let Some(took) = took else { return };
         self.words[words + 1 + bucket_of(took.own)] += 1;
         self.words[words + 1 + BUCKETS + bucket_of(took.wall)] += 1;
-        let own = &mut self.words[SUMS + 1 + 2 * operation];
+        let own = &mut self.words[SUMS + 1 + 3 * operation];
         *own = (*own).max(took.own.as_micros() as u64);
-        let wall = &mut self.words[SUMS + 2 + 2 * operation];
+        let wall = &mut self.words[SUMS + 2 + 3 * operation];
         *wall = (*wall).max(took.wall.as_micros() as u64);
+        let sleeps = &mut self.words[SUMS + 3 + 3 * operation];
+        *sleeps = (*sleeps).max(took.sleeps);
     }
 
     pub fn counted(&self, counter: usize) -> u64 {
@@ -96,10 +99,11 @@ impl Report {
         Duration::from_micros(self.words[SUMS])
     }
 
-    /// Longest time of an operation: its own, and by the clock on the wall.
+    /// Longest time of an operation: its own, and by the clock on the wall; and the most sleeps.
     pub fn longest(&self, operation: usize) -> Took {
-        let word = |index| Duration::from_micros(self.words[SUMS + index + 2 * operation]);
-        Took { own: word(1), wall: word(2) }
+        let word = |index| self.words[SUMS + index + 3 * operation];
+        let time = |index| Duration::from_micros(word(index));
+        Took { own: time(1), wall: time(2), sleeps: word(3) }
     }
 
     /// How often an operation was done.
@@ -111,7 +115,7 @@ impl Report {
     pub fn nearly_longest(&self, operation: usize) -> Took {
         let words = OPERATION_WORDS + operation * WORDS_PER_OPERATION + 1;
         let of = |first: usize| percentile(&self.words[first..first + BUCKETS], 999);
-        Took { own: of(words), wall: of(words + BUCKETS) }
+        Took { own: of(words), wall: of(words + BUCKETS), sleeps: 0 }
     }
 
     /// Add another worker's counters; of the maxima the larger ones stay.

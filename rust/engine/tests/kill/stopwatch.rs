@@ -12,6 +12,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::Pid;
 
+/// Of one operation: it waits for a lock once, for 20 ms in steps of at least 50 us, and now and then for a thread of
+/// its own process. Unlike a time, this holds however slow or busy the host is.
+pub const SLEEPS_MAX: u64 = 450;
+
 static CONTINUED: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn on_continue(_signal: i32) {
@@ -32,6 +36,8 @@ pub struct Took {
     pub own: Duration,
     /// By the clock on the wall.
     pub wall: Duration,
+    /// How often it gave its CPU away to wait for something.
+    pub sleeps: u64,
 }
 
 impl Stopwatch {
@@ -61,15 +67,15 @@ impl Stopwatch {
     pub fn time_unless_stopped<T>(&self, work: impl FnOnce() -> T) -> (T, Option<Took>) {
         let continued = CONTINUED.load(SeqCst);
         let beside: Vec<Duration> = self.beside.iter().map(run_delay_of).collect();
-        let (delay, started) = (run_delay_of(&self.schedstat), Instant::now());
+        let (delay, sleeps, started) = (run_delay_of(&self.schedstat), sleeps(), Instant::now());
         let result = work();
-        let wall = started.elapsed();
+        let (wall, sleeps) = (started.elapsed(), self::sleeps() - sleeps);
         if CONTINUED.load(SeqCst) != continued {
             return (result, None);
         }
         let with_cpu = wall.saturating_sub(run_delay_of(&self.schedstat) - delay);
         let others = self.beside.iter().zip(beside).map(|(file, before)| run_delay_of(file).saturating_sub(before));
-        (result, Some(Took { own: with_cpu.saturating_sub(others.max().unwrap_or_default()), wall }))
+        (result, Some(Took { own: with_cpu.saturating_sub(others.max().unwrap_or_default()), wall, sleeps }))
     }
 
     /// Do something and say how long it took.
@@ -77,6 +83,15 @@ impl Stopwatch {
         let (result, took) = self.time_unless_stopped(work);
         (result, took.unwrap_or_default())
     }
+}
+
+/// How often this thread has slept so far.
+fn sleeps() -> u64 {
+    // SAFETY: all zeros are numbers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: fills what it is given.
+    assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) }, 0);
+    usage.ru_nvcsw as u64
 }
 
 /// For how long a thread has waited for a CPU so far; nothing once it is gone.

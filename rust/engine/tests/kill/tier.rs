@@ -7,8 +7,7 @@ use pegaflow_engine::ssd::{Backend, StoreOptions};
 use pegaflow_engine::tier::{Admission, Tier, TierOptions, TierState};
 use pegaflow_engine::{Key, Namespace, Pool};
 
-/// Whatever is waited for comes long before.
-const PATIENCE: Duration = Duration::from_secs(20);
+use super::patience::PATIENCE;
 
 /// Where the files of the pool in `dir` are.
 pub fn ssd_dir(dir: &Path) -> PathBuf {
@@ -68,7 +67,13 @@ pub fn on_ssd(pool: &Pool, ns: Namespace, keys: &[Key]) -> usize {
 
 /// Have a chain brought into memory, waiting for it at most so long. How many blocks were found.
 pub fn fetch(pool: &Pool, ns: Namespace, chain: &[Key], limit: Duration) -> usize {
-    let Some(request) = pool.prefetch(ns, chain, None, true).unwrap() else { return 0 };
+    let mut request = None;
+    // A leader without a CPU is not asked.
+    comes_about(limit, || {
+        request = pool.prefetch(ns, chain, None, true).unwrap();
+        request.is_some()
+    });
+    let Some(request) = request else { return 0 };
     comes_about(limit, || request.poll().is_some());
     request.found()
 }

@@ -16,9 +16,9 @@ use crate::blocks::{
 use crate::forge::Forge;
 use crate::reaper;
 
-/// Longest try to get to a point.
-const TRY_MAX: Duration = Duration::from_secs(3);
-/// Passes over two chains until the pool is as full of them as it gets.
+/// Longest try to get to a point. Only who is in the way of it for good makes it so long.
+const TRY_MAX: Duration = Duration::from_secs(20);
+/// Passes over two chains until a pool that does not grow any more is as full of them as it gets.
 const FILLS_MAX: usize = 20;
 /// Namespaces beside the main one: with it more than the pool has extents.
 const SPACES: u64 = 5;
@@ -186,10 +186,17 @@ impl Try {
     fn move_blocks(&self, pool: &Pool) {
         let (full, keys) = (self.space(pool, MAIN + 20), self.keys(220));
         let (cold, warm) = keys.split_at(110);
-        // All of them, unless another namespace has an extent that it need not give back.
-        for _ in 0..FILLS_MAX {
+        // All of them, unless another namespace has an extent that it need not give back. The thread that makes room
+        // may take a while.
+        let mut fills = 0;
+        while fills < FILLS_MAX && !self.is_late() {
             if check_chain(pool, full, cold) + check_chain(pool, full, warm) == keys.len() {
                 break;
+            }
+            if may_grow(pool) {
+                std::thread::sleep(Duration::from_micros(200));
+            } else {
+                fills += 1;
             }
             for length in (10..=110).step_by(10) {
                 store_chain(pool, full, &cold[..length], self.seed);
@@ -372,6 +379,12 @@ impl Try {
             assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
         }
     }
+}
+
+/// Whether there are segments that are not in use yet.
+fn may_grow(pool: &Pool) -> bool {
+    let facts: serde_json::Value = serde_json::from_str(&admin::inspect(pool.path()).unwrap()).unwrap();
+    ["free", "creating"].iter().any(|state| facts["segments"][*state] != 0)
 }
 
 fn evicted(pool: &Pool) -> u64 {

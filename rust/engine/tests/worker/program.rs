@@ -39,6 +39,8 @@ mod model;
 mod nursery;
 #[path = "objects.rs"]
 mod objects;
+#[path = "../kill/patience.rs"]
+mod patience;
 #[path = "../kill/plan.rs"]
 mod plan;
 #[path = "points.rs"]
