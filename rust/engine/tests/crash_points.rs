@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use common::ShmDir;
 use kill::blocks::{MAIN, check_chain, keys, namespace, open, store_all, store_chain};
 use kill::child::Worker;
+use kill::patience::PATIENCE;
 use kill::settled::assert_nothing_lost;
 use nix::sys::wait::WaitStatus;
 use pegaflow_engine::crash_point;
@@ -57,7 +58,7 @@ fn an_index_whose_rebuilder_died_is_rebuilt_by_the_background_thread_of_a_surviv
     assert!(matches!(dying.end(), WaitStatus::Signaled(..)));
     let started = Instant::now();
     while check_chain(&pool, ns, &chain) < chain.len() {
-        assert!(started.elapsed() < Duration::from_secs(10), "nobody rebuilds the index");
+        assert!(started.elapsed() < PATIENCE, "nobody rebuilds the index");
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_nothing_lost(&pool, &[ns]);

@@ -227,15 +227,18 @@ fn an_unfinished_control_file_is_removed_by_the_next_process() {
 #[test]
 fn a_pool_that_is_removed_and_created_again_and_again_is_always_one() {
     let dir = ShmDir::new("remove-race");
-    let worker = Worker::start("open-close", &dir.0, &["400"]);
     let path = pool_dir(&dir.0, nix::unistd::geteuid().as_raw(), POOL_NAME);
-    let mut worker = worker;
-    let mut removed = 0;
-    while worker.ended().is_none() {
-        removed += usize::from(pegaflow_engine::admin::remove(&path, false).is_ok());
+    let (mut removed, mut workers) = (0, 0);
+    // Who is faster how often is up to the host.
+    while removed <= 10 {
+        workers += 1;
+        assert!(workers < 50, "removed only {removed} times");
+        let mut worker = Worker::start("open-close", &dir.0, &["400"]);
+        while worker.ended().is_none() {
+            removed += usize::from(pegaflow_engine::admin::remove(&path, false).is_ok());
+        }
     }
-    println!("removed {removed} times");
-    assert!(removed > 10);
+    println!("removed {removed} times, from under {workers} processes");
     let pool = open(&dir.0);
     let ns = namespace(&pool, MAIN);
     store_all(&pool, ns, &[key(1)], 1);

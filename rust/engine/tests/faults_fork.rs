@@ -5,11 +5,12 @@
 mod common;
 mod kill;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use common::ShmDir;
 use kill::blocks::{MAIN, namespace, open};
 use kill::child::Worker;
+use kill::patience::PATIENCE;
 use kill::settled::{assert_nothing_lost, assert_settled, stat};
 
 #[test]
@@ -39,7 +40,7 @@ fn a_parent_is_reaped_while_its_forked_child_lives() {
     parent.kill_alone();
     let started = Instant::now();
     while stat(&pool.namespace_stats(ns).unwrap(), "blocks_reserved") > 0 {
-        assert!(started.elapsed() < Duration::from_secs(3), "the child keeps its dead parent's lock");
+        assert!(started.elapsed() < PATIENCE, "the child keeps its dead parent's lock");
         pool.reap().unwrap();
     }
     assert_settled(&pool);

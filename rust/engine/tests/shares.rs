@@ -141,7 +141,7 @@ fn models_share_by_weight_whoever_was_there_first() {
         flood(&second, other, 20_000 + round..20_001 + round);
         flood(&first, ns, 30_000 + round..30_001 + round);
         round += 1;
-        assert!(started.elapsed() < Duration::from_secs(30), "{} after {round}", used_blocks(&second));
+        assert!(started.elapsed() < Duration::from_secs(120), "{} after {round}", used_blocks(&second));
     }
     for _ in 0..4 * SEGMENT_BLOCKS {
         flood(&second, other, 20_000 + round..20_001 + round);
@@ -313,7 +313,7 @@ fn scattered(pool: &Arc<Pool>, ns: Namespace, chains: u64, length: u64) -> Vec<V
                     assert_eq!(pool.publish(&[*block]).unwrap(), 1);
                     break;
                 }
-                assert!(started.elapsed() < Duration::from_secs(10), "no slot");
+                assert!(started.elapsed() < Duration::from_secs(120), "no slot");
                 std::thread::sleep(Duration::from_millis(1));
             }
         }

@@ -37,7 +37,7 @@ fn run(world: &World, copier: &CudaCopier) -> Vec<CopyDone> {
     let jobs: Vec<u64> = world.caches.iter().enumerate().map(start).collect();
     let mut done = Vec::new();
     while done.len() < jobs.len() {
-        let more = copier.wait(Duration::from_secs(60)).unwrap();
+        let more = copier.wait(Duration::from_secs(120)).unwrap();
         assert!(!more.is_empty(), "a job never ended");
         done.extend(more);
     }
@@ -182,7 +182,7 @@ fn a_defect_of_the_thread_is_told_when_the_device_is_done_with_all_blocks_and_sl
         world.driver.lock().held.clear();
         let mut done = Vec::new();
         while done.len() < 2 {
-            done.extend(copier.wait(Duration::from_secs(60)).unwrap());
+            done.extend(copier.wait(Duration::from_secs(120)).unwrap());
         }
         assert_eq!(done.iter().map(|done| (done.job, done.failed.len())).collect::<Vec<_>>(), [(good, 12), (bad, 12)]);
         assert!(copier.problem().unwrap().contains("a defect"));
@@ -213,7 +213,7 @@ fn a_load_that_fails_underway_leaves_nothing_behind_that_gets_into_the_next_one(
             let jobs = targets.iter().enumerate().map(start).count();
             let mut done = Vec::new();
             while done.len() < jobs {
-                done.extend(copier.wait(Duration::from_secs(60)).unwrap());
+                done.extend(copier.wait(Duration::from_secs(120)).unwrap());
             }
             for (number, done) in done.iter().enumerate() {
                 for id in (0..BLOCKS).filter(|id| !done.failed.contains(&(BLOCKS - 1 - id))) {

@@ -38,7 +38,7 @@ fn reserve(pool: &Pool, namespace: Namespace, numbers: std::ops::Range<u64>) -> 
         while let reserved = pool.reserve(namespace, &[key(number)], parents, true).unwrap()
             && reserved.iter().map(|(_, block)| blocks.push(*block)).count() == 0
         {
-            assert!(started.elapsed() < Duration::from_secs(60), "the pool has no room");
+            assert!(started.elapsed() < Duration::from_secs(120), "the pool has no room");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

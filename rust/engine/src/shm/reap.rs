@@ -346,6 +346,11 @@ mod tests {
         let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
         let pool = Pool::open("p", &options).expect("a private pool");
         let core = pool.core();
+        // Its own threads would reap at times of their own.
+        core.ask_to_stop();
+        while std::sync::Arc::strong_count(pool.shared_core()) > 1 {
+            std::thread::yield_now();
+        }
         let ns = pool.namespace(&[1; 32], 0, &[512], "test").expect("a namespace");
         core.grow(ns).expect("room");
         let block = pool.reserve(ns, &[Key::new(&[1; 16]).expect("a key")], None, true).expect("a slot")[0].1;

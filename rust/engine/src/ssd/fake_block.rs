@@ -102,6 +102,8 @@ impl Fixture {
             chunk_bytes: 4096,
             read_depth: 4,
             write_depth: 3,
+            // Only who says otherwise gives a disk up: threads may be without a CPU for long.
+            hang_max: Duration::from_secs(3600),
             ..StoreOptions::default()
         };
         Self { disk: FakeDisk::new(disks, seed), options, bytes_max: 6000, device_block: 512 }

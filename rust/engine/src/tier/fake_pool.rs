@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Admission, Tier, TierOptions, TierState};
+use super::{Admission, Prefetch, Tier, TierOptions, TierState};
 use crate::key::{BlockRef, Key};
 use crate::shm::extent::ExtentState;
 use crate::shm::namespace::Namespace;
@@ -15,7 +15,7 @@ use crate::{OpenOptions, Pool, checksum::part_checksum};
 
 pub(super) const PART_BYTES: [u64; 2] = [512, 1024];
 /// Whatever is waited for comes long before.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(super) fn key(number: u64) -> Key {
     Key::new(&Random::new(number).next().to_le_bytes()).unwrap()
@@ -62,7 +62,8 @@ pub(super) struct Instances(PathBuf);
 
 impl Instances {
     pub(super) fn new(test: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("pegaflow-tier-{test}-{}", std::process::id()));
+        let nanos = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos();
+        let folder = std::env::temp_dir().join(format!("pegaflow-tier-{test}-{}-{nanos}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         Self(folder)
     }
@@ -183,13 +184,50 @@ impl Life {
         });
     }
 
+    /// Ask for blocks. A leader that had no CPU for a while is not asked; `None` only if there is none that serves.
+    fn try_to_ask(&self, keys: &[Key], parent: Option<Key>, chained: bool) -> Option<Prefetch> {
+        let mut asked = None;
+        until("a request", || {
+            asked = self.pool.prefetch(self.ns, keys, parent, chained).unwrap();
+            asked.is_some() || self.state() != TierState::Serving
+        });
+        asked
+    }
+
+    /// Ask for a chain.
+    pub(super) fn ask(&self, chain: &[Key]) -> Prefetch {
+        self.try_to_ask(chain, None, true).expect("somebody serves")
+    }
+
+    /// Ask for what comes behind `parent`, or for keys without a chain.
+    pub(super) fn ask_for(&self, keys: &[Key], parent: Option<Key>, chained: bool) -> Prefetch {
+        self.try_to_ask(keys, parent, chained).expect("somebody serves")
+    }
+
+    /// Reset, however long a leader without a CPU takes to forget.
+    pub(super) fn reset(&self) {
+        until("a reset", || match self.pool.reset(self.ns) {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error.kind(), crate::ErrorKind::Busy, "{error}");
+                false
+            }
+        });
+    }
+
+    /// Have this process lead no more.
+    pub(super) fn stop_leading(&self) {
+        self.pool.core().tier.stop("p");
+        until("the end of the leader", || self.state() == TierState::None);
+    }
+
     /// Have a chain brought into memory, by several requests if it is more than one may hold. How many blocks were
     /// found, `None` if nobody took the request.
     pub(super) fn fetch(&self, chain: &[Key]) -> Option<usize> {
         let mut found = 0;
         loop {
             let parent = if found == 0 { None } else { Some(chain[found - 1]) };
-            let request = self.pool.prefetch(self.ns, &chain[found..], parent, true).unwrap()?;
+            let request = self.try_to_ask(&chain[found..], parent, true)?;
             until("an answer", || request.poll().is_some());
             match request.poll()? {
                 0 => return Some(found),

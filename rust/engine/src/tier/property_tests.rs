@@ -46,7 +46,7 @@ fn live(fixture: &Fixture, random: &mut Random, nonce: &mut u64, others: &mut u6
                 fixture.disk.set(Faults::default());
                 life.until_serving();
                 *nonce += 1;
-                life.pool.reset(life.ns).unwrap();
+                life.reset();
             }
             62..75 => {
                 let abandoned = life.pool.prefetch(life.ns, &chain, None, random.chance(80)).unwrap();

@@ -71,7 +71,7 @@ fn blocks_without_parents_are_brought_one_by_one() {
     let life = Life::new(&fixture, Admission::All, FEW);
     life.until_serving();
     let wanted = [chain[5], key(999), chain[2]];
-    let request = life.pool.prefetch(life.ns, &wanted, None, false).unwrap().unwrap();
+    let request = life.ask_for(&wanted, None, false);
     until("an answer", || request.poll().is_some());
     assert_eq!(request.poll(), Some(2));
     assert_eq!(life.pool.contains(life.ns, &wanted).unwrap(), [true, false, true]);
@@ -84,7 +84,7 @@ fn two_requesters_cost_one_read() {
     let life = Life::new(&fixture, Admission::All, FEW);
     life.until_serving();
     fixture.disk.set(Faults { hang: true, ..Faults::default() });
-    let ask = || life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    let ask = || life.ask(&chain);
     let requests = [ask(), ask(), ask()];
     until("requests", || life.count("requests") == 3 && life.count("read_joined") >= 2 * chain.len() as u64);
     fixture.disk.set(Faults::default());
@@ -106,7 +106,7 @@ fn what_nobody_waits_for_any_more_comes_into_memory_all_the_same() {
     // From here on there are slots.
     life.store_all(&keys(500..501), 1);
     fixture.disk.set(Faults { hang: true, ..Faults::default() });
-    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    let request = life.ask(&chain);
     until("queued bytes", || life.count("queued_bytes") > 0);
     drop(request);
     std::thread::sleep(Duration::from_millis(5));
@@ -127,7 +127,7 @@ fn reads_that_nobody_waits_for_and_that_have_not_begun_are_not_made() {
     let (begun, bytes) = (u64::from(fixture.options.read_depth), super::fake_pool::PART_BYTES.iter().sum::<u64>());
     let queued = |blocks: u64| until("queued reads", || life.count("queued_bytes") == blocks * bytes);
     fixture.disk.set(Faults { hang: true, ..Faults::NONE });
-    let ask = |count: usize| life.pool.prefetch(life.ns, &chain[..count], None, true).unwrap().unwrap();
+    let ask = |count: usize| life.ask(&chain[..count]);
     let request = ask(10);
     queued(10);
     let other = ask(6);
@@ -151,10 +151,11 @@ fn a_full_board_is_a_miss_at_once_and_has_room_again() {
     drop(spilled(&fixture, &chain, FEW));
     let life = Life::new(&fixture, Admission::All, FEW);
     life.until_serving();
-    let ask = || life.pool.prefetch(life.ns, &chain, None, true).unwrap();
-    let requests: Vec<_> = (0..SSD_REQUESTS_MAX).map(|_| ask().unwrap()).collect();
-    assert!(ask().is_none());
-    assert_eq!(life.count("requests_refused"), 1);
+    let requests: Vec<_> = (0..SSD_REQUESTS_MAX).map(|_| life.ask(&chain)).collect();
+    until("a refusal", || {
+        assert!(life.pool.prefetch(life.ns, &chain, None, true).unwrap().is_none());
+        life.count("requests_refused") == 1
+    });
     drop(requests);
     assert_eq!(life.fetch(&chain), Some(4));
     life.assert_clean();
@@ -165,9 +166,8 @@ fn without_a_leader_nothing_is_on_ssd_and_nobody_waits() {
     let (fixture, chain) = (Fixture::new(1, 8), keys(0..4));
     let life = spilled(&fixture, &chain, FEW);
     life.push_out(&chain, &mut 1000);
-    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
-    life.pool.core().tier.stop("p");
-    assert_eq!(life.state(), TierState::None);
+    let request = life.ask(&chain);
+    life.stop_leading();
     assert!(request.poll().is_some());
     assert_eq!(life.on_ssd(&chain), 0);
     assert!(life.pool.prefetch(life.ns, &chain, None, true).unwrap().is_none());
@@ -210,7 +210,7 @@ fn a_dead_disk_turns_the_tier_off_and_saves_and_loads_go_on() {
         let life = spilled(&fixture, &chain, FEW);
         life.push_out(&chain, &mut 1000);
         fixture.disk.set(faults);
-        let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+        let request = life.ask(&chain);
         life.store_all(&fresh, 2);
         assert_eq!(life.check(&fresh, |_, nonce| nonce == 2), fresh.len());
         until("an answer", || request.poll().is_some());
@@ -254,21 +254,21 @@ fn hanging_reads_are_not_worth_waiting_for_long_before_the_disk_is_given_up() {
     drop(spilled(&fixture, &chain, FEW));
     let life = Life::new(&fixture, Admission::All, FEW);
     life.until_serving();
-    assert!(life.pool.ssd_read_seconds(1 << 30).unwrap().unwrap() > 0.0);
+    until("an estimate", || life.pool.ssd_read_seconds(1 << 30).unwrap().is_some_and(|seconds| seconds > 0.0));
     fixture.disk.set(Faults { hang: true, ..Faults::default() });
-    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    let request = life.ask(&chain);
     until("doubts", || life.pool.ssd_read_seconds(1).unwrap().is_none());
     assert_eq!((request.poll(), life.state()), (None, TierState::Serving));
     fixture.disk.set(Faults::default());
     until("an answer", || request.poll() == Some(4));
-    assert!(life.pool.ssd_read_seconds(1).unwrap().is_some());
+    until("an estimate", || life.pool.ssd_read_seconds(1).unwrap().is_some());
 }
 
 #[test]
 fn what_was_reset_never_comes_back() {
     let (fixture, chain) = (Fixture::new(2, 13), keys(0..16));
     let life = spilled(&fixture, &chain, FEW);
-    life.pool.reset(life.ns).unwrap();
+    life.reset();
     assert_eq!(life.on_ssd(&chain), 0);
     assert_eq!(life.fetch(&chain), Some(0));
     life.store_all(&chain[..5], 2);
@@ -289,9 +289,9 @@ fn a_reset_while_blocks_are_being_read_is_not_undone_by_them() {
     let life = Life::new(&fixture, Admission::All, FEW);
     life.until_serving();
     fixture.disk.set(LATE);
-    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    let request = life.ask(&chain);
     until("reads", || life.count("queued_bytes") > 0 || request.poll().is_some());
-    life.pool.reset(life.ns).unwrap();
+    life.reset();
     until("an answer", || request.poll().is_some());
     assert_eq!(life.pool.lookup(life.ns, &chain, 0).unwrap(), 0);
     drop(request);
@@ -303,7 +303,7 @@ fn a_reset_while_blocks_are_being_read_is_not_undone_by_them() {
 fn a_reset_without_a_leader_is_an_error() {
     let (fixture, chain) = (Fixture::new(1, 16), keys(0..8));
     let life = spilled(&fixture, &chain, FEW);
-    life.pool.core().tier.stop("p");
+    life.stop_leading();
     assert_eq!(life.pool.reset(life.ns).unwrap_err().kind(), ErrorKind::Busy);
 }
 
@@ -330,7 +330,7 @@ fn a_reset_that_is_not_waited_for_reaches_the_files_all_the_same() {
 fn a_reset_that_the_last_leader_did_not_see_is_followed_by_the_next() {
     let (fixture, chain) = (Fixture::new(1, 15), keys(0..8));
     let life = spilled(&fixture, &chain, FEW);
-    life.pool.core().tier.stop("p");
+    life.stop_leading();
     // As if the process had died between both steps.
     life.pool.core().reset(life.ns).unwrap();
     let core = life.pool.core();
@@ -390,7 +390,7 @@ fn blocks_that_were_in_memory_count_for_what_may_be_held() {
     life.until_serving();
     let chains: Vec<_> = (0..6u64).map(|number| keys(number * 100..number * 100 + count)).collect();
     chains.iter().for_each(|chain| life.store_all(chain, 1));
-    let ask = |chain: &Vec<crate::Key>| life.pool.prefetch(life.ns, chain, None, true).unwrap().unwrap();
+    let ask = |chain: &Vec<crate::Key>| life.ask(chain);
     let requests: Vec<_> = chains.iter().map(ask).collect();
     until("answers", || requests.iter().filter_map(super::Prefetch::poll).sum::<usize>() > 0);
     let held_max = (2 * FEW * 1024 / 4 / super::fake_pool::PART_BYTES.iter().sum::<u64>()) as usize;
@@ -411,8 +411,8 @@ fn a_request_without_slots_for_the_rest_is_answered_with_what_it_has() {
     life.store_all(&chain[..3], 1);
     let leased = life.pool.lease(life.ns, &chain, 0, 3).unwrap();
     let reserved = life.fill_up();
-    let waits = life.pool.prefetch(life.ns, &chain[3..], Some(chain[2]), true).unwrap().unwrap();
-    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    let waits = life.ask_for(&chain[3..], Some(chain[2]), true);
+    let request = life.ask(&chain);
     until("an answer", || request.poll().is_some());
     assert_eq!((request.poll(), waits.poll()), (Some(3), None), "who has nothing yet waits for longer");
     let refused = life.refused();
@@ -430,7 +430,7 @@ fn a_defect_of_the_leader_ends_the_tier_and_leaves_nothing_behind() {
     life.until_serving();
     life.store_all(&chain[..3], 1);
     fixture.disk.set(Faults { hang: true, ..Faults::default() });
-    let request = life.pool.prefetch(life.ns, &chain, None, true).unwrap().unwrap();
+    let request = life.ask(&chain);
     until("reads", || request.found() == 3);
     fixture.disk.set(Faults { panic: true, ..Faults::default() });
     until("the end of the leader", || life.state() == TierState::None);
@@ -446,7 +446,7 @@ fn nobody_asks_a_leader_that_has_not_looked_around_for_long() {
     let (fixture, chain) = (Fixture::new(1, 21), keys(0..4));
     let life = spilled(&fixture, &chain, FEW);
     let core = life.pool.core();
-    core.tier.stop("p");
+    life.stop_leading();
     // As of one that is stopped, and dead to nobody.
     let segment = core.tier_segment().unwrap();
     let header = segment.header();
@@ -467,7 +467,7 @@ fn who_has_lost_the_lead_changes_nothing_of_its_successor() {
     let life = Life::new(&fixture, Admission::All, FEW);
     life.until_serving();
     let core = life.pool.core();
-    core.tier.stop("p");
+    life.stop_leading();
     let segment = core.tier_segment().unwrap();
     let (leader, row) = (&segment.header().leader, &segment.namespaces()[life.ns.id() as usize]);
     row.epoch.store(5, crate::sync::SeqCst);

@@ -7,6 +7,7 @@ use super::file::Traffic;
 use super::name::{KeyHash, mixed};
 use super::note::{Missed, Prompt};
 use crate::shm::file::Place;
+use crate::shm::grow::Grown;
 use crate::sync::Relaxed;
 use crate::{Key, Namespace, OpenOptions, Pool};
 
@@ -26,9 +27,12 @@ fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
     numbers.into_iter().map(|number| Key::new(&mixed(number).to_le_bytes()).unwrap()).collect()
 }
 
-/// Store a chain; what has no room is left out.
+/// Store a chain, waiting for room; what finds none in a full pool is left out.
 fn store(pool: &Pool, ns: Namespace, keys: &[Key]) -> usize {
-    pool.core().grow(ns).ok();
+    // A thread of the pool may be making the room that is wanted.
+    while pool.core().grow(ns).is_ok_and(|grown| grown == Grown::InProgress) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
     let blocks: Vec<_> = pool.reserve(ns, keys, None, true).unwrap().iter().map(|(_, block)| *block).collect();
     pool.mark_written(0, &blocks, None).unwrap();
     pool.publish(&blocks).unwrap()

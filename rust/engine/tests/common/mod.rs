@@ -56,7 +56,7 @@ pub fn reserve(pool: &Pool, ns: Namespace, keys: &[Key]) -> Vec<(usize, BlockRef
         if !reserved.is_empty() || pool.lookup(ns, keys, 0).unwrap() == keys.len() {
             return reserved;
         }
-        assert!(started.elapsed() < Duration::from_secs(10), "no slot: {:?}", pool.last_grow_error());
+        assert!(started.elapsed() < Duration::from_secs(120), "no slot: {:?}", pool.last_grow_error());
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -18,7 +18,7 @@ const FIRST_WORD: u64 = 128;
 const NEAR_WORDS: usize = (4096 + 8192 + 2 * 41_088 - 128) / 8;
 const STEPS_MAX: usize = 24;
 const REQUESTS_MAX: usize = 8;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn keys(first: usize, count: usize) -> Vec<Key> {
     (first..first + count).map(|number| Key::new(&(number as u64 + 1).to_le_bytes()).unwrap()).collect()

@@ -6,12 +6,14 @@ use std::collections::HashMap;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use pegaflow_engine::checksum::part_checksum;
-use pegaflow_engine::{BlockRef, Key, Namespace, OpenOptions, Pool};
+use pegaflow_engine::{BlockRef, ErrorKind, Key, Namespace, OpenOptions, Pool};
 
 use crate::common::ShmDir;
 use crate::kill::blocks::{MAIN, PART_BYTES, POOL_NAME, content, key, namespace, open, options, store_all};
+use crate::kill::patience::PATIENCE;
 use crate::kill::random::Random;
 use crate::kill::settled::{assert_nothing_lost, assert_settled, stat};
 
@@ -150,9 +152,17 @@ impl Model {
             930..970 => drop(self.pool(member).touch(self.ids[space], &keys).unwrap()),
             970..985 => self.check_reservations(),
             985..990 => self.reopen(member),
-            990..995 => drop(self.pool(member).rebuild_index().unwrap()),
+            990..995 => self.rebuild(member),
             995..997 => drop(self.pool(member).reap().unwrap()),
             _ => self.reset(member, space),
+        }
+    }
+
+    fn rebuild(&self, member: usize) {
+        // A thread of a pool that grows may have no CPU for longer than anybody waits for it.
+        let started = Instant::now();
+        while let Err(error) = self.pool(member).rebuild_index() {
+            assert!(error.kind() == ErrorKind::Busy && started.elapsed() < PATIENCE, "{error}");
         }
     }
 

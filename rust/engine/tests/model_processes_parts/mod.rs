@@ -12,6 +12,7 @@ use crate::common::ShmDir;
 use crate::kill::blocks::{MAIN, key, namespace, open, store_all};
 use crate::kill::chains::chain;
 use crate::kill::child::Worker;
+use crate::kill::patience::PATIENCE;
 use crate::kill::random::Random;
 use crate::kill::settled::{assert_nothing_lost, assert_settled};
 
@@ -229,7 +230,7 @@ impl Model {
                 return;
             }
             // A rebuild that a death cut short is done again by whoever is alive.
-            assert!(started.elapsed() < Duration::from_secs(20), "{} of {expected} blocks are there", nonces.len());
+            assert!(started.elapsed() < PATIENCE, "{} of {expected} blocks are there", nonces.len());
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -77,11 +77,18 @@ impl Forge {
         }
     }
 
+    fn quarantined(&self) -> impl Iterator<Item = u64> + '_ {
+        self.headers().filter(|header| read(&self.control, *header) as u8 == QUARANTINED)
+    }
+
     /// The grace period of every slot in quarantine is over.
     pub fn end_grace_periods(&self) {
-        for header in self.headers().filter(|header| read(&self.control, *header) as u8 == QUARANTINED) {
-            self.write(header + CHECKSUM, 0);
-        }
+        self.quarantined().for_each(|header| self.write(header + CHECKSUM, 0));
+    }
+
+    /// The grace period of no slot in quarantine ends by itself. Returns how many there are.
+    pub fn extend_grace_periods(&self) -> usize {
+        self.quarantined().map(|header| self.write(header + CHECKSUM, u64::MAX)).count()
     }
 
     /// The block of `key` has lost the block before it, as when an extent was taken.

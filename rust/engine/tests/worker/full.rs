@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use pegaflow_engine::{ErrorKind, Key, Namespace, OpenOptions, Pool, admin};
 
 use crate::blocks::{MAIN, check_chain, key, keys, store_chain};
+use crate::patience::PATIENCE;
 
 const MIB: u64 = 1 << 20;
 /// Large, so that little is stored until all is full.
@@ -66,7 +67,7 @@ fn fill_up(dir: &Path, left: u64) {
 fn store_until(pool: &Arc<Pool>, ns: Namespace, first: u64, done: impl Fn(u64) -> bool) -> u64 {
     let (started, mut number) = (Instant::now(), first);
     while !done(number) {
-        assert!(started.elapsed() < Duration::from_secs(60), "block {number}: {:?}", pool.last_grow_error());
+        assert!(started.elapsed() < PATIENCE, "block {number}: {:?}", pool.last_grow_error());
         if store_chain(pool, ns, &[key(number)], number) == 1 {
             number += 1;
         } else {
@@ -123,7 +124,7 @@ fn filled_by_others(dir: &Path) {
     store_until(&pool, ns, stored, |_| pool.namespace_stats(ns).unwrap()[0].1 > before);
     let started = Instant::now();
     while pool.last_grow_error().is_some() {
-        assert!(started.elapsed() < Duration::from_secs(5), "it could grow, but still says why it could not");
+        assert!(started.elapsed() < PATIENCE, "it could grow, but still says why it could not");
     }
     assert_clean(&pool);
 }

@@ -8,6 +8,7 @@ use pegaflow_engine::{Pool, crash_point};
 
 use crate::blocks::{CONTESTED, MAIN, fill, key, keys, namespace, open, store_all, store_chain, wrong_block};
 use crate::forge::Forge;
+use crate::patience::PATIENCE;
 use crate::{say, wait_for_parent};
 
 /// Number of the first key that holders use.
@@ -96,7 +97,7 @@ pub fn run(dir: &Path, what: &str) {
             let ns = namespace(&pool, MAIN);
             let started = std::time::Instant::now();
             while pool.reserve(ns, &keys(CONTESTED..CONTESTED + 1), None, true).unwrap().is_empty() {
-                assert!(started.elapsed().as_secs() < 20, "nothing to reserve: {:?}", pool.last_grow_error());
+                assert!(started.elapsed() < PATIENCE, "nothing to reserve: {:?}", pool.last_grow_error());
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             say("holding");
