@@ -82,6 +82,9 @@ pub trait ControlCalls: Send + Sync {
     /// Have the peer make the other ends of queue pairs.
     fn connect(&self, request: ConnectRequest) -> Result<ConnectReply>;
 
+    /// Tell the peer which queue pairs it need not keep. Does not wait: what is not told goes with the session.
+    fn give_up(&self, request: ConnectRequest);
+
     /// Ask for keys of segments.
     fn regions(&self, request: RegionsRequest) -> Result<RegionsReply>;
 }
@@ -136,7 +139,7 @@ pub trait RegionSource: Send + Sync {
     /// [`pegaflow_engine::Pool::data_segments`].
     fn regions(&self, version: u64, wanted: &[u32]) -> Result<RegionsReply>;
 
-    /// Make the other ends of a client's queue pairs.
+    /// Destroy what a client has given up, and make the other ends of its queue pairs.
     fn connect(&self, session: [u8; 16], request: &ConnectRequest) -> Result<ConnectReply>;
 
     /// A client is gone: destroy what was made for it.

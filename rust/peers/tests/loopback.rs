@@ -2,6 +2,7 @@
 #![allow(missing_docs, reason = "tests")]
 
 mod common;
+mod parting;
 mod wearing;
 
 use std::sync::Arc;
@@ -13,9 +14,10 @@ use common::{
     BLOCK_BYTES, ShmDir, check, connect, connect_by, counter, fetch, find, key, keys, namespace, reserved, serve,
     store, store_summed, until,
 };
+use parting::{Heard, Parting};
 use pegaflow_engine::Pool;
 use pegaflow_peers::transport::TransportKind;
-use pegaflow_peers::{Credentials, Peers, PeersOptions, Question};
+use pegaflow_peers::{Credentials, PeerServer, Peers, PeersOptions, Question, ServerOptions};
 use wearing::{Wear, Wearing};
 
 const POOL_BYTES: u64 = 4 << 20;
@@ -402,4 +404,30 @@ fn peers_come_and_go_with_the_list_of_addresses() {
     peers.set_addresses(&[address.clone(), address]).unwrap();
     assert_eq!(peers.facts().len(), 1);
     until(|| peers.find(vec![question.clone()]).unwrap());
+}
+
+#[test]
+fn what_a_channel_that_ends_gives_up_is_told_to_the_peer() {
+    let (dir, net) = (ShmDir::new("parting"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    store(&theirs, namespace(&theirs), 0..10);
+    let heard = Arc::new(Heard::default());
+    let options = ServerOptions {
+        listen: "127.0.0.1:0".to_owned(),
+        credentials: common::credentials(),
+        data: Some(net.starter()),
+        regions: Some(Arc::clone(&heard) as _),
+    };
+    let server = PeerServer::start(theirs, options).unwrap();
+    let address = until(|| server.facts().address).to_string();
+    let options = PeersOptions {
+        addresses: vec![address],
+        credentials: common::credentials(),
+        transports: vec![Arc::new(Parting)],
+    };
+    let peers = Peers::start(Arc::clone(&ours), options).unwrap();
+    until(|| (peers.facts()[0].state == "up").then_some(()));
+    assert_eq!(fetch(&peers, namespace(&ours), &keys(0..10)).1, 0, "nothing comes by this transport");
+    until(|| (*heard.given_up.lock().unwrap() == [parting::NAME]).then_some(()));
+    assert_eq!(heard.connects.load(Relaxed), 1);
 }

@@ -109,6 +109,12 @@ impl ControlCalls for Calls {
         called.map_err(|failure| failure.error)
     }
 
+    fn give_up(&self, mut message: proto::ConnectRequest) {
+        (message.session, message.term) = (self.session.to_vec(), self.term);
+        let (mut client, request) = (self.client.clone(), self.signed(message));
+        self.handle.spawn(async move { within(CONNECT_TIME_MAX, client.connect(request)).await.is_ok() });
+    }
+
     fn regions(&self, mut message: proto::RegionsRequest) -> Result<proto::RegionsReply> {
         (message.session, message.term) = (self.session.to_vec(), self.term);
         let mut client = self.client.clone();

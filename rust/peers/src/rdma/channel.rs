@@ -9,6 +9,7 @@ use pegaflow_engine::checksum::part_checksum;
 use pegaflow_engine::slot_space::SlotSpace;
 use pegaflow_engine::{Error, ErrorKind, Result};
 
+use super::client::TheirEnds;
 use super::node::node_of;
 use super::queue_pair::{QueuePair, ReadRequest};
 use super::remote::RemoteSegments;
@@ -90,6 +91,8 @@ impl Plan {
 
 pub(super) struct RdmaChannel {
     lanes: Vec<Lane>,
+    /// Behind `lanes`: the ends that read go first.
+    _their_ends: TheirEnds,
     /// NUMA nodes of our devices.
     nodes: Vec<Option<u32>>,
     remote: RemoteSegments,
@@ -138,7 +141,7 @@ impl Channel for RdmaChannel {
 impl RdmaChannel {
     /// `is_whole`: there is a lane on each way that there could be.
     pub(super) fn new(
-        lanes: Vec<Lane>,
+        (lanes, their_ends): (Vec<Lane>, TheirEnds),
         is_whole: bool,
         nodes: Vec<Option<u32>>,
         remote: RemoteSegments,
@@ -147,7 +150,18 @@ impl RdmaChannel {
         read_bytes_max: u64,
     ) -> Self {
         let worn_since = (!is_whole).then(Instant::now);
-        Self { lanes, nodes, remote, space, segments, read_bytes_max, next_id: 1, worn_since, broken: None }
+        Self {
+            lanes,
+            _their_ends: their_ends,
+            nodes,
+            remote,
+            space,
+            segments,
+            read_bytes_max,
+            next_id: 1,
+            worn_since,
+            broken: None,
+        }
     }
 
     /// Which READs there are to be, and over which lane each goes. Parts that cannot be read are left out.

@@ -53,15 +53,29 @@ fn ways(routed: &[Option<bool>], theirs: &[proto::Nic], pairs: usize) -> Vec<(us
     (0..count).map(|at| ways[at % ways.len()]).collect()
 }
 
+/// Queue pairs that a peer has made for ours: it is told when this goes.
+pub(super) struct TheirEnds {
+    calls: Arc<dyn ControlCalls>,
+    all: ConnectRequest,
+}
+
+impl Drop for TheirEnds {
+    fn drop(&mut self) {
+        if !self.all.gone.is_empty() {
+            self.calls.give_up(std::mem::take(&mut self.all));
+        }
+    }
+}
+
 /// Connect a queue pair on each way on which that works. Where one does not no other is tried, since each may take
 /// long. Where it works on none, why not on the last.
 fn connect(
     devices: &[Arc<Device>],
     ways: &[(usize, usize)],
     mut request: ConnectRequest,
-    calls: &dyn ControlCalls,
+    calls: &Arc<dyn ControlCalls>,
     deadline: Instant,
-) -> Result<Vec<Lane>> {
+) -> Result<(Vec<Lane>, TheirEnds)> {
     let mut problem = Error::new(ErrorKind::NotFound, "the peer has no RDMA port that ours can reach");
     let (mut pairs, mut lanes, mut failed) = (Vec::new(), Vec::new(), BTreeSet::new());
     for way in ways {
@@ -70,7 +84,7 @@ fn connect(
         }
         in_time(deadline)?;
         let device = &devices[way.0];
-        match QueuePair::new(device, false) {
+        match QueuePair::reading(device) {
             Ok(pair) => {
                 request.pairs.push(pair.describe(way.1 as u32, device.reads_asked_max));
                 pairs.push((pair, *way));
@@ -84,7 +98,12 @@ fn connect(
     if pairs.is_empty() {
         return Err(problem);
     }
+    let (session, term) = (request.session.clone(), request.term);
     let reply = calls.connect(request)?;
+    let name = |pair: &proto::QueuePair| proto::PairName { nic: pair.nic, number: pair.number };
+    let gone = reply.pairs.iter().filter(|pair| pair.number != 0).map(name).take(RDMA_SESSION_PAIRS_MAX).collect();
+    let their_ends =
+        TheirEnds { calls: Arc::clone(calls), all: ConnectRequest { session, term, pairs: Vec::new(), gone } };
     if reply.pairs.len() != pairs.len() {
         let what = "the peer made another number of queue pairs than was asked for: upgrade or check that host";
         return Err(Error::new(ErrorKind::Corrupt, what));
@@ -105,7 +124,7 @@ fn connect(
             }
         }
     }
-    if lanes.is_empty() { Err(problem) } else { Ok(lanes) }
+    if lanes.is_empty() { Err(problem) } else { Ok((lanes, their_ends)) }
 }
 
 fn in_time(deadline: Instant) -> Result<()> {
@@ -132,15 +151,15 @@ impl Transport for RdmaTransport {
         if ways.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "the peer has no RDMA port that ours can reach"));
         }
-        let request = ConnectRequest { session: session.to_vec(), term: hello.term, pairs: Vec::new() };
-        let lanes = connect(&self.devices, &ways, request, &*calls, deadline)?;
+        let request = ConnectRequest { session: session.to_vec(), term: hello.term, ..ConnectRequest::default() };
+        let (lanes, their_ends) = connect(&self.devices, &ways, request, &calls, deadline)?;
         let is_whole = lanes.len() == ways.len() && !routed.contains(&None);
         let remote = RemoteSegments::new(calls, session, hello.term, hello.nics.len());
         let nodes = self.devices.iter().map(|device| device.nic.node).collect();
         let read_bytes_max = self.devices.iter().map(|device| device.read_bytes_max).min().unwrap_or(1 << 12);
         let space = self.pool.space();
         let segments = Arc::clone(&self.segments);
-        Ok(Box::new(RdmaChannel::new(lanes, is_whole, nodes, remote, space, segments, read_bytes_max)))
+        Ok(Box::new(RdmaChannel::new((lanes, their_ends), is_whole, nodes, remote, space, segments, read_bytes_max)))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The data plane by RDMA: one-sided reads from the peer's registered segments.
 
 mod abi;
+mod answering;
 mod channel;
 mod client;
 mod device;

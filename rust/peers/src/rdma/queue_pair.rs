@@ -21,15 +21,29 @@ use crate::proto;
 /// Hops that a packet may take.
 const HOPS_MAX: u8 = 64;
 
-/// Where completions of one queue pair come.
-struct Completions {
+/// Where completions of queue pairs come: of one that reads, or of all on one device that answer, which have none.
+pub(super) struct Completions {
     device: Arc<Device>,
+    /// Null: there are no notices of completions.
     channel: *mut CompChannel,
     queue: *mut Cq,
 }
 
+// SAFETY: what reads has its own, and is used by one thread at a time; what answers only names its own, which
+// libibverbs lets any thread do.
+unsafe impl Send for Completions {}
+// SAFETY: as above.
+unsafe impl Sync for Completions {}
+
 impl Completions {
-    fn new(device: &Arc<Device>, count: u32) -> Result<Self> {
+    /// For what never completes anything.
+    pub(super) fn of_answers(device: &Arc<Device>) -> Result<Self> {
+        let mut made = Self { device: Arc::clone(device), channel: std::ptr::null_mut(), queue: std::ptr::null_mut() };
+        made.make_queue(1)?;
+        Ok(made)
+    }
+
+    fn of_reads(device: &Arc<Device>, count: u32) -> Result<Self> {
         let library = device.library;
         // SAFETY: the device is open.
         let channel = unsafe { (library.create_comp_channel)(device.context) };
@@ -42,12 +56,15 @@ impl Completions {
         if set != 0 {
             return Err(failed("fcntl"));
         }
-        // SAFETY: as above; the queue has no context of ours.
-        made.queue = unsafe { (library.create_cq)(device.context, count as c_int, std::ptr::null_mut(), channel, 0) };
-        if made.queue.is_null() {
-            return Err(failed("ibv_create_cq"));
-        }
+        made.make_queue(count)?;
         Ok(made)
+    }
+
+    fn make_queue(&mut self, count: u32) -> Result<()> {
+        let (library, context) = (self.device.library, self.device.context);
+        // SAFETY: device and channel are alive, if there is one; the queue has no context of ours.
+        self.queue = unsafe { (library.create_cq)(context, count as c_int, std::ptr::null_mut(), self.channel, 0) };
+        if self.queue.is_null() { Err(failed("ibv_create_cq")) } else { Ok(()) }
     }
 }
 
@@ -55,11 +72,13 @@ impl Drop for Completions {
     fn drop(&mut self) {
         let library = self.device.library;
         if !self.queue.is_null() {
-            // SAFETY: ours; its queue pair is gone.
+            // SAFETY: ours; its queue pairs are gone.
             unsafe { (library.destroy_cq)(self.queue) };
         }
-        // SAFETY: ours; its queue is gone.
-        unsafe { (library.destroy_comp_channel)(self.channel) };
+        if !self.channel.is_null() {
+            // SAFETY: ours; its queue is gone.
+            unsafe { (library.destroy_comp_channel)(self.channel) };
+        }
     }
 }
 
@@ -78,7 +97,7 @@ pub(super) struct ReadRequest {
 /// One end of a reliable connection. Used by one thread at a time.
 pub(super) struct QueuePair {
     /// Goes after `pair` was destroyed.
-    completions: Completions,
+    completions: Arc<Completions>,
     pair: *mut Qp,
     packet_number: u32,
     depth: usize,
@@ -90,10 +109,19 @@ pub(super) struct QueuePair {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// An end that waits for its peer's address. With `answers` it lets the peer read, and does nothing by itself.
-    pub(super) fn new(device: &Arc<Device>, answers: bool) -> Result<Self> {
+    /// An end that reads, once it has its peer's address.
+    pub(super) fn reading(device: &Arc<Device>) -> Result<Self> {
         let depth = device.requests_max.min(RDMA_DEPTH_MAX);
-        let completions = Completions::new(device, depth)?;
+        Self::new(Arc::new(Completions::of_reads(device, depth)?), depth, 0)
+    }
+
+    /// An end that lets the peer read once it has its address, and does nothing by itself.
+    pub(super) fn answering(completions: &Arc<Completions>) -> Result<Self> {
+        Self::new(Arc::clone(completions), 1, ACCESS_REMOTE_READ as u32)
+    }
+
+    fn new(completions: Arc<Completions>, depth: u32, access: u32) -> Result<Self> {
+        let device = Arc::clone(&completions.device);
         let cap = QpCap { max_send_wr: depth, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let queue = completions.queue;
         let mut wanted = QpInitAttr {
@@ -112,7 +140,6 @@ impl QueuePair {
         }
         let packet_number = packet_numbers::first();
         let mut made = Self { completions, pair, packet_number, depth: depth as usize, posted: VecDeque::new() };
-        let access = if answers { ACCESS_REMOTE_READ as u32 } else { 0 };
         let mut start =
             QpAttr { qp_state: QPS_INIT, qp_access_flags: access, port_num: device.nic.port, ..QpAttr::default() };
         made.modify(&mut start, QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS)?;

@@ -70,6 +70,8 @@ mod tests {
             Err(Error::new(ErrorKind::Closed, "not in this test"))
         }
 
+        fn give_up(&self, _request: ConnectRequest) {}
+
         fn regions(&self, request: RegionsRequest) -> Result<RegionsReply> {
             self.1.lock().unwrap().push(request.wanted);
             Ok(RegionsReply { version: 1, regions: self.0.clone(), digest: 0 })

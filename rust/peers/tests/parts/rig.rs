@@ -28,6 +28,8 @@ impl ControlCalls for NoCalls {
         Err(Error::new(ErrorKind::Closed, "this test has no control plane"))
     }
 
+    fn give_up(&self, _request: ConnectRequest) {}
+
     fn regions(&self, _request: RegionsRequest) -> Result<RegionsReply> {
         Err(Error::new(ErrorKind::Closed, "this test has no control plane"))
     }
@@ -56,6 +58,10 @@ struct LocalCalls(Arc<RdmaServer>);
 impl ControlCalls for LocalCalls {
     fn connect(&self, request: ConnectRequest) -> Result<ConnectReply> {
         self.0.connect(request.session[..].try_into().unwrap(), &request)
+    }
+
+    fn give_up(&self, request: ConnectRequest) {
+        self.connect(request).unwrap();
     }
 
     fn regions(&self, request: RegionsRequest) -> Result<RegionsReply> {

@@ -80,6 +80,10 @@ impl ControlCalls for Talk {
         Ok(ConnectReply::decode(&self.ask(2, &request)?[..]).unwrap())
     }
 
+    fn give_up(&self, request: ConnectRequest) {
+        let _it_may_have_gone = self.connect(request);
+    }
+
     fn regions(&self, request: RegionsRequest) -> Result<RegionsReply> {
         Ok(RegionsReply::decode(&self.ask(3, &request)?[..]).unwrap())
     }
