@@ -12,8 +12,8 @@ import sys
 import time
 from typing import Any
 
-RESET_SECONDS_MAX = 20.0
-READY_SECONDS_MAX = 20.0
+RESET_SECONDS_MAX = 240.0
+READY_SECONDS_MAX = 240.0
 
 
 class Engines:
@@ -27,6 +27,10 @@ class Engines:
         """Start an engine."""
         from vllm import LLM
 
+        from pegaflow.connector import worker
+
+        # Nobody steps an engine of this process once its requests have ended: what is being saved then is waited for.
+        worker.SETTLE_SECONDS_MAX = READY_SECONDS_MAX
         self._llm = LLM(**arguments)
         core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
         if core is not None and core.scheduler.connector is not None:

@@ -102,7 +102,7 @@ class EngineProcess:
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
-            self.process.wait(timeout=60)
+            self.process.wait(timeout=240)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, 9)
             self.process.wait()

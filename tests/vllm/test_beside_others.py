@@ -36,7 +36,7 @@ def prefill(
     return process
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_decode_instance_computes_no_more_than_the_last_token_of_a_prompt(
     in_process: EngineProcess,
     models: dict[str, Path],
@@ -71,7 +71,7 @@ def test_decode_instance_computes_no_more_than_the_last_token_of_a_prompt(
     assert not metrics.get("vllm:pega_hook_errors")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_other_connector_in_either_order_changes_no_output_and_both_are_filled(
     in_process: EngineProcess,
     models: dict[str, Path],

@@ -34,7 +34,7 @@ KINDS = {
 }
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", KINDS)
 def test_outputs_are_those_without_a_connector(
     in_process: EngineProcess, models: dict[str, Path], pool: dict[str, Any], name: str
