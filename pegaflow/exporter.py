@@ -46,6 +46,7 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "inflight_blocks": ("Blocks that are being written.", _SPACE),
     "quarantined_blocks": ("Slots that wait until nothing can write them any more.", _SPACE),
     "leases": ("Leases on blocks, of living and dead processes.", _SPACE),
+    "lock_wait_seconds_max": ("Longest wait of a living process for a lock, since it began.", _POOL),
     "namespace_resets": ("How often blocks of this model were invalidated.", _SPACE),
     "process_share_bytes": ("What others do not take from an instance.", _PROCESS),
     "process_used_bytes": ("Blocks that an instance used last.", _PROCESS),
@@ -70,6 +71,11 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cache_block_misses": ("Blocks of prompts that were not found, by reason.", (*_SPACE, "reason")),
     "cache_block_insertions": ("Blocks that became visible in memory, whoever brought them.", _SPACE),
     "cache_insertion_bytes": ("Bytes of these blocks.", _SPACE),
+    "evicted_blocks": ("Blocks that were evicted from memory.", _SPACE),
+    "refused_blocks": ("Blocks that were to be stored and got no slot.", _SPACE),
+    "grow_failures": ("Segments that could not be made.", _SPACE),
+    "index_rebuilds": ("Rebuilds of the index after damage or by hand.", _POOL),
+    "lock_timeouts": ("Waits for a lock that ran out: a miss, or a save that was left out.", _POOL),
     "load_blocks": ("Blocks that were loaded into engines.", _SPACE),
     "load_bytes": ("Bytes of these blocks.", _SPACE),
     "curve_references": ("Blocks that the curve is about.", _POOL),
@@ -185,6 +191,10 @@ def _inside(name: str, report: InspectReport) -> Iterator[tuple[str, Value]]:
     if report.traffic is not None:
         spaces = {space.id: (name, *_names(space)) for space in report.namespaces}
         yield from _asked(report.traffic, spaces)
+        pressure = report.traffic.pressure
+        yield "index_rebuilds", (pool, pressure.index_rebuilds)
+        yield "lock_timeouts", (pool, pressure.lock_timeouts)
+        yield "lock_wait_seconds_max", (pool, pressure.lock_wait_us_max / 1e6)
         yield from _estimates(name, report.traffic, report.bytes_max)
 
 
@@ -206,6 +216,8 @@ def _asked(traffic: TrafficReport, spaces: Mapping[int, tuple[str, ...]]) -> Ite
         yield "cache_insertion_bytes", (labels, counts.stored_bytes)
         yield "load_blocks", (labels, counts.loaded_blocks)
         yield "load_bytes", (labels, counts.loaded_bytes)
+        for name in ("evicted_blocks", "refused_blocks", "grow_failures"):
+            yield name, (labels, getattr(counts, name))
 
 
 def _estimates(pool: str, traffic: TrafficReport, bytes_max: int) -> Iterator[tuple[str, Value]]:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from pegaflow.cli.options import json_option, shm_dir_option
 from pegaflow.cli.output import cell, echo_json, format_bytes, format_count, printable, show, state_cell, table
-from pegaflow.cli.top_traffic import change, curve_table, prompts_table
+from pegaflow.cli.top_traffic import change, curve_table, pressure_table, prompts_table
 from pegaflow.shm.pool import inspect_if_ok, list_pools
 from pegaflow.shm.report import InspectReport, PoolListing
 from pegaflow.shm.traffic import sum_of
@@ -47,7 +47,7 @@ class PoolView:
     rates: Rates | None
     """``None``: it was not there at the look before."""
     lately: Mapping[str, int] | None = None
-    """What came to the counters of prompts since, over all namespaces; ``None``: as for rates, or there are none."""
+    """What came to the counters of its statistics since; ``None``: as for rates, or there are none."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Look:
 def top(interval_seconds: float, once: bool, shm_dir: str, as_json: bool) -> None:
     """Watch how full the pools are, who uses them, and what moves. Attaches to none; Ctrl-C ends it.
 
-    'memory/s' is what was stored less what was evicted. Blocks of prompts are counted over all processes, since the
-    pool was made ('start') and since the last look ('last'): where they were found, or why not. What one vLLM
-    instance finds, loads and saves is counted in its own /metrics (vllm:pega_*).
+    'memory/s' is what was stored less what was evicted. Two tables count over all processes, since the pool was made
+    ('start') and since the last look ('last'): what there was no room or time for, and where blocks of prompts were
+    found, or why not. What one vLLM instance finds, loads and saves is counted in its own /metrics (vllm:pega_*).
 
     \b
     Examples:
@@ -151,10 +151,15 @@ def render(views: list[PoolView], shm_dir: str) -> RenderableType:
         parts.append(_namespaces(reports))
     if any(report.processes for report in reports):
         parts.append(_processes(reports))
-    asked = [
-        (report.name, sum_of(report.traffic.namespaces), view.lately)
+    counted = [
+        (report.name, report.traffic, view.lately)
         for view in views[:ROWS_MAX]
-        if (report := view.report) is not None and report.traffic is not None and report.traffic.curve.references
+        if (report := view.report) is not None and report.traffic is not None
+    ]
+    if counted:
+        parts.append(pressure_table(counted))
+    asked = [
+        (name, sum_of(traffic.namespaces), lately) for name, traffic, lately in counted if traffic.curve.references
     ]
     if asked:
         parts.append(prompts_table(asked))

@@ -7,7 +7,16 @@ from rich.table import Table
 
 from pegaflow.cli.output import cell, table
 from pegaflow.shm.report import InspectReport
-from pegaflow.shm.traffic import REASONS, TIERS, CurveReport, TrafficReport, size_name, sum_of, window_name
+from pegaflow.shm.traffic import (
+    PRESSURE,
+    REASONS,
+    TIERS,
+    CurveReport,
+    TrafficReport,
+    counts_of,
+    size_name,
+    window_name,
+)
 
 SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 """From none to all."""
@@ -30,6 +39,20 @@ def prompts_table(shown: Sequence[tuple[str, Counts, Counts | None]]) -> Table:
             asked = counts["blocks_asked"]
             fates = [counts[f"hit_{tier}"] for tier in TIERS] + [counts[f"miss_{reason}"] for reason in REASONS]
             made.add_row(cell(name), cell(since), cell(f"{asked:,}"), *(cell(_percent(fate, asked)) for fate in fates))
+    return made
+
+
+def pressure_table(shown: Sequence[tuple[str, TrafficReport, Counts | None]]) -> Table:
+    """What pools, or their host, were too small for. ``shown``: names of pools, their statistics, and what came to
+    their counters between the last two looks."""
+    numbers = ("evicted", "refused", "grow fail", "rebuilds", "lock t/o", "lock wait")
+    made = table("pool", "since", *numbers, right=numbers, caption="\nPressure")
+    for name, traffic, lately in shown:
+        ever = counts_of(traffic)
+        wait = f"{traffic.pressure.lock_wait_us_max / 1000:,.1f} ms"
+        made.add_row(cell(name), cell("start"), *(cell(f"{ever[counter]:,}") for counter in PRESSURE), cell(wait))
+        if lately is not None and any(lately[counter] for counter in PRESSURE):
+            made.add_row(cell(name), cell("last"), *(cell(f"{lately[counter]:,}") for counter in PRESSURE), cell(""))
     return made
 
 
@@ -67,7 +90,7 @@ def change(old: TrafficReport | None, new: TrafficReport | None) -> Counts | Non
     """What came to the counters of a pool between two looks; ``None`` if they were begun anew."""
     if old is None or new is None:
         return None
-    before, after = sum_of(old.namespaces), sum_of(new.namespaces)
+    before, after = counts_of(old), counts_of(new)
     counts = {name: after[name] - before[name] for name in after}
     return counts if min(counts.values()) >= 0 else None
 

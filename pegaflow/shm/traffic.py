@@ -25,6 +25,12 @@ class NamespaceTraffic:
     stored_bytes: int
     loaded_blocks: int
     loaded_bytes: int
+    evicted_blocks: int
+    """Blocks that were evicted from memory."""
+    refused_blocks: int
+    """Blocks that were to be stored and got no slot."""
+    grow_failures: int
+    """Segments that could not be made."""
 
 
 TIERS = ("ram", "ssd", "peer")
@@ -71,12 +77,28 @@ class CurveReport:
 
 
 @dataclass(frozen=True)
+class PressureReport:
+    """What belongs to no namespace."""
+
+    lock_timeouts: int
+    """Waits for locks that ran out."""
+    index_rebuilds: int
+    lock_wait_us_max: int
+    """Longest wait of a process that lives, since it began."""
+
+
+PRESSURE = ("evicted_blocks", "refused_blocks", "grow_failures", "index_rebuilds", "lock_timeouts")
+"""Counters that rise when a pool, or its host, is too small: names in ``counts_of``."""
+
+
+@dataclass(frozen=True)
 class TrafficReport:
     """Statistics of a pool."""
 
     namespaces: list[NamespaceTraffic]
     windows: list[WindowReport]
     curve: CurveReport
+    pressure: PressureReport
 
 
 def window_name(window: WindowReport) -> str:
@@ -93,3 +115,10 @@ def sum_of(namespaces: Sequence[NamespaceTraffic]) -> dict[str, int]:
     """Counters over all namespaces, by name, without ``id``."""
     names = [name for name in NamespaceTraffic.__dataclass_fields__ if name != "id"]
     return {name: sum(getattr(space, name) for space in namespaces) for name in names}
+
+
+def counts_of(traffic: TrafficReport) -> dict[str, int]:
+    """All counters of a pool, by name."""
+    pressure = traffic.pressure
+    whole = {"lock_timeouts": pressure.lock_timeouts, "index_rebuilds": pressure.index_rebuilds}
+    return sum_of(traffic.namespaces) | whole

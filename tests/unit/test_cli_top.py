@@ -20,7 +20,15 @@ from pegaflow.cli.main import cli
 from pegaflow.cli.top_traffic import SPARKS, spark
 from pegaflow.shm.pool import inspect_if_ok, inspect_pool, list_pools
 from pegaflow.shm.report import InspectReport, NamespaceReport, ProcessReport, TierReport
-from pegaflow.shm.traffic import CurveReport, NamespaceTraffic, PointReport, TrafficReport, WindowReport, sum_of
+from pegaflow.shm.traffic import (
+    CurveReport,
+    NamespaceTraffic,
+    PointReport,
+    PressureReport,
+    TrafficReport,
+    WindowReport,
+    counts_of,
+)
 from tests.unit.pool_processes import BLOCKS, PART_BYTES, keys, open_namespace, store
 
 COLUMNS = 80
@@ -221,8 +229,8 @@ def test_tables_of_prompts_fit_80_columns_however_large_their_numbers(view_of: C
     sizes = [int(report_of(view_of()).bytes_max * part) for part in (0.25, 0.5, 1, 2, 4, 8)]
     curve = CurveReport(1, 2, 3, 4, [PointReport(size, 1_000_000) for size in sizes])
     windows = [WindowReport(seconds, 1, 0, 1_000_000) for seconds in (300, 3600, 86400)]
-    view = view_of(traffic=TrafficReport([counts], windows, curve))
-    text = seen([dataclasses.replace(view, lately=sum_of([counts]))])
+    traffic = TrafficReport([counts], windows, curve, PressureReport(*3 * (123_456_789_012,)))
+    text = seen([dataclasses.replace(view_of(traffic=traffic), lately=counts_of(traffic))])
     assert "last" in text
     assert max(map(len, text.splitlines())) <= COLUMNS
     assert "100.0" in text

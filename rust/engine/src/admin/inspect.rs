@@ -106,7 +106,10 @@ pub fn inspect(path: &Path) -> Result<String> {
     let ready = segments(&[ExtentState::Ready]);
     let creating = segments(&[ExtentState::Creating, ExtentState::Retiring, ExtentState::Dropping]);
     let ids: Vec<usize> = namespaces.iter().map(|(report, _)| report.id).collect();
-    let traffic = Place::directory(path).ok().and_then(|place| traffic::report(&place, geometry.pool_bytes, &ids));
+    let living = processes.iter().filter(|process| process.alive);
+    let alive: Vec<Member> = living.map(|process| Member { row: process.row, epoch: process.epoch }).collect();
+    let traffic =
+        Place::directory(path).ok().and_then(|place| traffic::report(&place, geometry.pool_bytes, &ids, &alive));
     let report = Report {
         name: view.name.clone(),
         path: view.dir.display().to_string(),

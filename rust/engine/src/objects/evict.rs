@@ -32,6 +32,7 @@ impl Inner {
             while let Some((stamp, slot)) = candidates.pop() {
                 if let Some(freeing) = core.evict_one(slot, stamp, Some(self.classes.namespace(HEAD))) {
                     self.stats.evicted.add(1);
+                    core.count_evicted(Some(self.classes.namespace(HEAD)));
                     self.search_where_it_was(slot, class);
                     if class == HEAD {
                         return (true, core.recycle(slot, freeing));

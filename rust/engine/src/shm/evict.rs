@@ -87,7 +87,7 @@ impl Core {
                 continue;
             }
             if let Some(freeing) = self.evict_one(slot, stamp, Some(ns)) {
-                self.stats.blocks_evicted.add(1);
+                self.count_evicted(Some(ns));
                 self.note_taken(stamp, account, queue.slot_bytes);
                 #[cfg(not(loom))]
                 self.note_evicted(slot);

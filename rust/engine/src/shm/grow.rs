@@ -48,7 +48,7 @@ impl Core {
                 Ok(Grown::Yes)
             }
             Err(error) => {
-                self.stats.grow_failures.add(1);
+                self.count_grow_failure(ns);
                 self.drop_extent(&extent);
                 Err(error)
             }

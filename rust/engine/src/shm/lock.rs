@@ -138,14 +138,13 @@ impl Core {
                 if same_since.elapsed() >= LOCK_WAIT_MAX / 2 && !self.slow_holders.contains(holder) {
                     self.slow_holders.remember(holder);
                 }
-                self.stats.lock_timeouts.add(1);
                 break None;
             }
             if tries < LOCK_TRIES_PER_PROBE { yield_now() } else { sleep(LOCK_SLEEP) }
         };
         let waited = started.elapsed();
         has_waited(waited);
-        self.stats.lock_wait_us_max.raise(waited.as_micros() as u64);
+        self.count_lock_wait(waited, guard.is_none());
         guard
     }
 }

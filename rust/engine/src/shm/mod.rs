@@ -36,6 +36,7 @@ pub(crate) mod open;
 mod orphans;
 pub(crate) mod policy;
 pub(crate) mod pool;
+mod pressure;
 pub(crate) mod process;
 pub(crate) mod publish;
 mod reap;

@@ -57,7 +57,10 @@ impl Core {
                     // An extent may be on its way out since, and the parent elsewhere without its child's knowing yet.
                     break;
                 }
-                self.stats.blocks_evicted.add(u64::from(self.expel(block)));
+                let of = self.namespace_in(block.slot());
+                if self.expel(block) {
+                    self.count_evicted(of);
+                }
                 crate::crash_point::pass("orphans.dropped");
             }
         }

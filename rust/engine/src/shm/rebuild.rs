@@ -51,7 +51,7 @@ impl Core {
         }
         drop(guards);
         doomed.into_keys().for_each(|block: BlockRef| self.settle_doomed(block.slot()));
-        self.stats.index_rebuilds.add(1);
+        self.count_rebuild();
         log::info!("pegaflow: rebuilt the index of pool {}: {linked} blocks", self.name);
         Ok(linked)
     }

@@ -63,7 +63,7 @@ impl Core {
         let mut reserved = Vec::with_capacity(absent.len());
         for position in &absent {
             let Some(taken) = self.take_slot(ns, account, evict) else {
-                self.stats.blocks_refused.add((absent.len() - reserved.len()) as u64);
+                self.count_refused(ns, (absent.len() - reserved.len()) as u64);
                 break;
             };
             let parent = match parents {

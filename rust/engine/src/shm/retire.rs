@@ -101,6 +101,7 @@ impl Core {
             && let Some(block) = self.block_with(slot)
             && let Some(freeing) = self.evict_one(block, self.control.stamp(block).load(SeqCst), None)
         {
+            self.count_evicted(self.namespace_in(block));
             self.give_back(block, freeing);
         }
         self.reserve_slot(slot)

@@ -11,8 +11,9 @@ impl Counter {
         self.0.fetch_add(count, Relaxed);
     }
 
-    pub(crate) fn raise(&self, value: u64) {
-        self.0.fetch_max(value, Relaxed);
+    /// Returns whether it was lower.
+    pub(crate) fn raise(&self, value: u64) -> bool {
+        self.0.fetch_max(value, Relaxed) < value
     }
 
     pub(crate) fn get(&self) -> u64 {

@@ -33,4 +33,10 @@ counters! {
     Loaded = "loaded_blocks",
     /// Their bytes.
     LoadedBytes = "loaded_bytes",
+    /// Blocks that were evicted from memory.
+    Evicted = "evicted_blocks",
+    /// Blocks that were to be stored and got no slot.
+    Refused = "refused_blocks",
+    /// Segments that could not be made.
+    GrowFailures = "grow_failures",
 }

@@ -9,6 +9,7 @@ mod curve;
 mod file;
 mod name;
 mod note;
+mod pressure;
 mod report;
 mod rows;
 mod samples;
@@ -18,6 +19,7 @@ mod seen;
 mod traffic_tests;
 mod windows;
 
+pub(crate) use counters::Counter;
 pub use name::KeyHash;
 pub use note::{Missed, Prompt};
 pub(crate) use report::{TrafficReport, report};

@@ -90,7 +90,7 @@ impl Pool {
 }
 
 impl Core {
-    fn counters_of(&self, ns: Namespace) -> Option<&TrafficNamespace> {
+    pub(super) fn counters_of(&self, ns: Namespace) -> Option<&TrafficNamespace> {
         self.traffic()?.namespaces().get(ns.0 as usize)
     }
 

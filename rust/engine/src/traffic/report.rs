@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::file::Traffic;
+use super::pressure::PressureReport;
 use crate::shm::clock::boot_ms;
 use crate::shm::file::Place;
+use crate::shm::process::Member;
 use crate::sync::Relaxed;
 
 /// Sizes of which the curve tells, in eighths of the pool's.
@@ -17,6 +19,7 @@ pub(crate) struct TrafficReport {
     namespaces: Vec<BTreeMap<&'static str, u64>>,
     windows: Vec<WindowReport>,
     curve: CurveReport,
+    pressure: PressureReport,
 }
 
 #[derive(Serialize)]
@@ -44,8 +47,8 @@ struct PointReport {
 }
 
 /// What is known of the pool in `place` of so many bytes, if it has statistics that this build can read. `namespaces`:
-/// those there are.
-pub(crate) fn report(place: &Place, pool_bytes: u64, namespaces: &[usize]) -> Option<TrafficReport> {
+/// those there are; `alive`: processes that live.
+pub(crate) fn report(place: &Place, pool_bytes: u64, namespaces: &[usize], alive: &[Member]) -> Option<TrafficReport> {
     let traffic = Traffic::open(place).ok()?;
     let header = traffic.header();
     let counts = |id: &usize| {
@@ -76,5 +79,6 @@ pub(crate) fn report(place: &Place, pool_bytes: u64, namespaces: &[usize]) -> Op
             skipped: header.curve_skipped.load(Relaxed),
             points: EIGHTHS.map(point).into(),
         },
+        pressure: traffic.pressure(alive),
     })
 }

@@ -1,6 +1,6 @@
 //! Records of the file, all fields atomic. `docs/traffic.md`, section 2.
 
-use crate::limits::{TRAFFIC_BUCKETS, TRAFFIC_REGISTERS};
+use crate::limits::{PROCESSES_MAX, TRAFFIC_BUCKETS, TRAFFIC_REGISTERS};
 use crate::shm::rows::Shared;
 use crate::sync::{AtomicU32, AtomicU64, SpareWord};
 
@@ -35,7 +35,13 @@ pub(crate) struct TrafficHeader {
     pub(crate) filter_filled: AtomicU64,
     /// By reuse distance, what references stand for, in 1,024ths: of those not found, and of those found.
     pub(crate) buckets: [[AtomicU64; TRAFFIC_BUCKETS]; 2],
-    pub(crate) spare: [SpareWord; 148],
+    /// Waits for locks that ran out, by all processes.
+    pub(crate) lock_timeouts: AtomicU64,
+    /// Index rebuilds, by all processes.
+    pub(crate) index_rebuilds: AtomicU64,
+    /// By process row: `low half of the epoch << 32 | longest wait for a lock`, in microseconds.
+    pub(crate) lock_waits: [AtomicU64; PROCESSES_MAX],
+    pub(crate) spare: [SpareWord; 18],
 }
 
 /// What was asked for of the namespace of the same number.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::file::Traffic;
 use super::name::{KeyHash, mixed};
@@ -9,7 +10,7 @@ use super::note::{Missed, Prompt};
 use crate::shm::file::Place;
 use crate::shm::grow::Grown;
 use crate::sync::Relaxed;
-use crate::{Key, Namespace, OpenOptions, Pool};
+use crate::{Key, Member, Namespace, OpenOptions, Pool};
 
 const BLOCK_BYTES: u64 = 1024;
 
@@ -176,7 +177,7 @@ fn a_death_in_the_middle_of_a_change_costs_no_more_than_the_change() {
     note(&pool, ns, &prompt, &in_memory(0)).unwrap();
     let traffic = pool.core().traffic().unwrap();
     // As who dies leaves it: locked, and the tree halfway.
-    let dead = crate::Member { row: 7, epoch: 3 }.encode();
+    let dead = Member { row: 7, epoch: 3 }.encode();
     traffic.header().curve_lock.store(dead, Relaxed);
     traffic.header().curve_busy.store(1, Relaxed);
     traffic.tree()[1 << 6].fetch_add(1 << 40, Relaxed);
@@ -213,10 +214,55 @@ fn prompts_with_and_without_followed_blocks_are_left_out_alike_while_somebody_is
     note(&pool, ns, &keys(0..10), &in_memory(0)).unwrap();
     assert_eq!((references(), header.curve_skipped.load(Relaxed)), (10, 1));
     // Whoever comes next takes over from the dead, whatever he asks for.
-    header.curve_lock.store(crate::Member { row: 7, epoch: 3 }.encode(), Relaxed);
+    header.curve_lock.store(Member { row: 7, epoch: 3 }.encode(), Relaxed);
     note(&pool, ns, &keys(0..10), &in_memory(0)).unwrap();
     assert_eq!((references(), header.curve_skipped.load(Relaxed)), (20, 1));
     assert_eq!(header.curve_lock.load(Relaxed), 0);
+}
+
+#[test]
+fn evicted_and_refused_blocks_are_those_that_are_not_there() {
+    let pool = pool(1);
+    let (one, other) = (space(&pool, 1), space(&pool, 2));
+    assert_eq!(store(&pool, one, &keys(0..40)), 40);
+    assert_eq!(store(&pool, one, &keys(100..150)), 50);
+    assert_eq!(pool.contains(one, &keys((0..40).chain(100..150))).unwrap().iter().filter(|there| **there).count(), 64);
+    assert_eq!(counts(&pool, one)["evicted_blocks"], 40 + 50 - 64);
+    assert_eq!(counts(&pool, one)["refused_blocks"], 0);
+    assert_eq!(pool.reserve(one, &keys(200..207), None, false).unwrap(), [], "all is full, and nothing may go");
+    assert_eq!(counts(&pool, one)["refused_blocks"], 7);
+    let evicted = |ns| counts(&pool, ns)["evicted_blocks"];
+    assert_eq!((evicted(one), evicted(other)), (26, 0), "each namespace has its own");
+    // The whole extent is taken from one namespace.
+    let [extent] = &pool.core().all_extents()[..] else { panic!("one segment, one extent") };
+    assert!(pool.core().retire(extent, true));
+    assert_eq!((evicted(one), evicted(other)), (90, 0));
+}
+
+#[test]
+fn locks_and_rebuilds_are_counted_once_also_those_before_the_first_namespace() {
+    let pool = pool(1);
+    let core = pool.core();
+    core.count_lock_wait(Duration::from_micros(700), true);
+    core.count_lock_wait(Duration::from_micros(900), false);
+    core.count_rebuild();
+    assert!(core.traffic().is_none());
+    space(&pool, 1);
+    let traffic = core.traffic().unwrap();
+    let told = |alive: &[Member]| {
+        let told = traffic.pressure(alive);
+        (told.lock_timeouts, told.index_rebuilds, told.lock_wait_us_max)
+    };
+    assert_eq!(told(&[core.me]), (1, 1, 900));
+    core.count_lock_wait(Duration::from_micros(800), true);
+    space(&pool, 2);
+    assert_eq!(told(&[core.me]), (2, 1, 900));
+    core.count_lock_wait(Duration::from_millis(20), true);
+    pool.rebuild_index().unwrap();
+    assert_eq!(told(&[core.me]), (3, 2, 20_000));
+    let heir = Member { epoch: core.me.epoch + 1, ..core.me };
+    assert_eq!(told(&[heir]), (3, 2, 0), "whoever has the row next has not waited");
+    assert_eq!(told(&[]), (3, 2, 0));
 }
 
 /// Write words that nobody would, everywhere behind the superblock.
@@ -241,9 +287,12 @@ fn damage(traffic: &Traffic, seed: u64) {
         &header.filter,
         &header.filter_filled,
         &header.curve_lock,
+        &header.lock_timeouts,
+        &header.index_rebuilds,
     ]; // all but the superblock
+    let words = words.into_iter().chain(&header.lock_waits);
     let parts = header.references.iter().chain(&header.sampled_weight).chain(header.buckets.iter().flatten());
-    words.into_iter().chain(parts).chain(traffic.tree()).for_each(|word| word.store(next(), Relaxed));
+    words.chain(parts).chain(traffic.tree()).for_each(|word| word.store(next(), Relaxed));
     for sample in traffic.samples() {
         sample.hash.store(next(), Relaxed);
         sample.place.store(next() as u32, Relaxed);
@@ -272,6 +321,10 @@ fn whatever_the_words_are_the_pool_works_and_the_numbers_are_numbers() {
             note(&pool, ns, &chain, &in_memory(50)).unwrap().unwrap();
         }
         assert!(pool.windows().unwrap().iter().all(|window| window.hit_ppm().is_none_or(|ppm| ppm <= 1_000_000)));
+        let alive: Vec<_> =
+            (0..=u32::MAX).step_by(1 << 20).chain(0..200).map(|row| Member { row, epoch: seed }).collect();
+        assert!(traffic.pressure(&alive).lock_wait_us_max <= u64::from(u32::MAX));
+        pool.core().count_lock_wait(Duration::from_secs(u64::MAX), true);
         let curve = traffic.curve();
         assert!([0, 1, 1 << 20, u64::MAX].iter().all(|bytes| curve.hit_ppm(*bytes).is_none_or(|ppm| ppm <= 1_000_000)));
     }
