@@ -4,6 +4,7 @@
 mod common;
 #[path = "common/liar.rs"]
 mod liar;
+mod wearing;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,14 +12,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::net::Net;
-use common::{ShmDir, TOKEN, check, connect, fetch, keys, namespace, reserved, serve, store, until};
+use common::{ShmDir, TOKEN, check, connect, connect_by, fetch, keys, namespace, reserved, serve, store, until};
 use liar::{Liar, Lie};
-use pegaflow_peers::limits::PROTOCOL_VERSION;
+use pegaflow_peers::limits::{LEASE_MARGIN, LEASE_TIME, PROTOCOL_VERSION};
 use pegaflow_peers::proto::peer_client::PeerClient;
 use pegaflow_peers::proto::{self, FindRequest, HelloRequest, LeaseRequest, NamespaceName, Question, ReleaseRequest};
 use pegaflow_peers::{Peers, PeersOptions};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request};
+use wearing::{Wear, Wearing};
 
 const POOL_BYTES: u64 = 4 << 20;
 
@@ -210,6 +212,22 @@ fn what_a_lying_peer_says_is_not_believed() {
             scope.spawn(move || nothing_comes_of(lie));
         }
     });
+}
+
+#[test]
+fn a_lease_is_read_from_for_no_longer_than_leases_last_whatever_the_peer_says() {
+    let (dir, net) = (ShmDir::new("for-ever"), Net::default());
+    let (theirs, ours) = (dir.pool("theirs", POOL_BYTES), dir.pool("ours", POOL_BYTES));
+    store(&theirs, namespace(&theirs), 0..10);
+    let (_server, address) = serve(&theirs, &net);
+    let liar = Liar::start(&address, Lie::LeaseForEver);
+    let wear = Arc::new(Wear::default());
+    let noting = Arc::new(Wearing(Arc::clone(&wear), net.transport(&ours)));
+    let peers = connect_by(&ours, vec![noting], std::slice::from_ref(&liar.address));
+    until(|| (fetch(&peers, namespace(&ours), &keys(0..10)).1 == 10).then_some(()));
+    let patience = wear.patience.lock().unwrap();
+    assert!(!patience.is_empty());
+    assert!(patience.iter().all(|time| *time <= LEASE_TIME - LEASE_MARGIN), "{patience:?}");
 }
 
 fn nothing_comes_of(lie: Lie) {

@@ -9,7 +9,7 @@ use pegaflow_engine::{BlockRef, Error, ErrorKind};
 use super::slots::{self, Slots};
 use super::{Fetch, Ready};
 use crate::client::{FailureKind, Peer, Up};
-use crate::limits::{CONNECT_TIME_MAX, LEASE_MARGIN, LEASE_WAIT_MAX};
+use crate::limits::{CONNECT_TIME_MAX, LEASE_MARGIN, LEASE_TIME, LEASE_WAIT_MAX};
 use crate::proto;
 use crate::sync::lock;
 use crate::transport::{Channel, PartRead, ReadOutcome, Ticket, Transport, TransportKind};
@@ -166,7 +166,8 @@ fn parse(
             blocks.push(LeasedSlot { position: first + key, target: reserved[at].1, index, block });
         }
     }
-    let time = Duration::from_millis(u64::from(reply.time_ms)).saturating_sub(LEASE_MARGIN);
+    // Whatever it says: reading holds the lane, the slots and what may be on its way.
+    let time = Duration::from_millis(u64::from(reply.time_ms)).min(LEASE_TIME).saturating_sub(LEASE_MARGIN);
     Some(Leased { ticket, until: asked + time, blocks })
 }
 

@@ -25,6 +25,8 @@ pub(crate) enum Lie {
     LeaseWithoutSecret,
     LeaseOfValues,
     LeaseThatIsOver,
+    /// True otherwise.
+    LeaseForEver,
     WrongChecksum,
     WrongSecret,
     NotHeld,
@@ -34,6 +36,7 @@ pub(crate) enum Lie {
 }
 
 impl Lie {
+    /// Those of which nothing comes.
     pub(crate) const ALL: [Self; 18] = [
         Self::OtherVersion,
         Self::TiersBeyondKeys,
@@ -97,6 +100,7 @@ impl Service {
             Lie::LeaseWithoutSecret => lease.secret.clear(),
             Lie::LeaseOfValues => lease.blocks[0].used_bytes = 7,
             Lie::LeaseThatIsOver => lease.time_ms = 0,
+            Lie::LeaseForEver => lease.time_ms = u32::MAX,
             Lie::WrongChecksum => lease.blocks.iter_mut().for_each(|block| block.checksum = Some(1)),
             Lie::WrongSecret => lease.secret[3] ^= 1,
             _ => {}

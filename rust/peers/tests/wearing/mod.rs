@@ -2,9 +2,9 @@
 #![allow(missing_docs, unreachable_pub, reason = "of a test")]
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pegaflow_engine::{Error, ErrorKind, Result};
 use pegaflow_peers::proto::HelloReply;
@@ -19,6 +19,8 @@ pub struct Wear {
     pub refused: AtomicU64,
     /// Channels that are there now.
     pub living: AtomicU64,
+    /// How long each read might have taken.
+    pub patience: Mutex<Vec<Duration>>,
 }
 
 /// Another transport's, under the name of RDMA.
@@ -57,6 +59,7 @@ impl Channel for Worn {
     }
 
     fn read(&mut self, parts: &[PartRead], deadline: Instant) -> ReadOutcome {
+        self.0.patience.lock().unwrap().push(deadline.saturating_duration_since(Instant::now()));
         self.1.read(parts, deadline)
     }
 
