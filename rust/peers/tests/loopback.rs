@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::net::{Fault, Net};
 use common::{
-    BLOCK_BYTES, ShmDir, check, connect, connect_by, counter, fetch, find, key, keys, namespace, reserved, serve,
+    BLOCK_BYTES, ShmDir, check, connect, connect_by, counter, fetch, find, key, keys, namespace, number, reserved, serve,
     store, store_summed, until,
 };
 use parting::{Heard, Parting};
@@ -244,6 +244,43 @@ fn what_one_peer_does_not_give_another_one_is_asked_for() {
     let (_fetch, found) = fetch(&peers, namespace(&ours), &keys(0..40));
     assert_eq!(found, 40);
     assert_eq!(check(&ours, namespace(&ours), 0..40), 40);
+    all_is_back(&ours, &peers);
+}
+
+#[test]
+fn what_waits_for_a_peer_that_has_failed_is_asked_of_others_and_not_of_it() {
+    const PROMPTS: u64 = 8;
+    let (dir, net) = (ShmDir::new("queued"), Net::default());
+    let pools = ["long", "short"].map(|name| dir.pool(name, POOL_BYTES));
+    // The first one has more of each, so it is asked for all.
+    for (pool, blocks) in pools.iter().zip([20, 19]) {
+        for first in (0..PROMPTS).map(|prompt| prompt * 100) {
+            store(pool, namespace(pool), first..first + blocks);
+        }
+    }
+    let (_first, first) = serve(&pools[0], &net);
+    net.set_fault(Fault::Frozen);
+    let (_second, second) = serve(&pools[1], &net);
+    let ours = dir.pool("ours", POOL_BYTES);
+    let peers = connect(&ours, &net, &[first, second]);
+    let question = |prompt: u64| {
+        let keys = keys(prompt * 100..prompt * 100 + 20);
+        Question { namespace: namespace(&ours), keys, chained: true }
+    };
+    let query = until(|| {
+        let answered = || peers.facts().iter().map(|peer| number(peer, "finds_answered")).collect::<Vec<u64>>();
+        let before = answered();
+        let query = peers.find((0..PROMPTS).map(question).collect()).unwrap()?;
+        until(|| query.poll());
+        answered().iter().zip(before).all(|(now, before)| *now > before).then_some(query)
+    });
+    let fetches: Vec<_> = (0..PROMPTS).map(|prompt| query.fetch(prompt as usize, 0..20, None).unwrap().unwrap()).collect();
+    until(|| (net.reads() == 1).then_some(()));
+    net.turn(Fault::Frozen, Fault::Breaks);
+    for fetch in &fetches {
+        assert_eq!(until(|| fetch.poll()), 19);
+    }
+    assert_eq!(counter(&peers, "blocks_leased"), 20, "it was asked again although it had failed");
     all_is_back(&ours, &peers);
 }
 

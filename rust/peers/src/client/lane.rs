@@ -105,7 +105,9 @@ impl Job {
 fn run(peer: &Arc<Peer>) {
     let mut channel: Option<OpenChannel> = None;
     while let Some(job) = peer.lane.next() {
-        if peer.lane.is_stopped() || job.fetch.is_closed() {
+        // One that has failed may take seconds for each piece until it fails again; others may have them at once.
+        let is_there = peer.is_still(&job.fetch.sources[job.source].up);
+        if peer.lane.is_stopped() || job.fetch.is_closed() || !is_there {
             job.end(Attempt::default());
             continue;
         }

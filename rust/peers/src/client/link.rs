@@ -118,12 +118,11 @@ fn is_enough<T>(best: &mut Result<T>, tried: Result<T>, wanted: impl Fn(&T) -> b
 /// As long as it is there. Whether it is to be greeted again at once: it has started anew, or has forgotten us.
 async fn stay(inner: &Arc<Inner>, peer: &Peer, up: Arc<Up>) -> bool {
     while !peer.is_stopped() {
-        let is_up = || matches!(&lock(&peer.state).link, Link::Up(now) if now.number == up.number);
         tokio::select! {
             () = sleep(GREETING_INTERVAL) => {}
             () = peer.changed.notified() => {}
         }
-        if !is_up() {
+        if !peer.is_still(&up) {
             return matches!(lock(&peer.state).link, Link::Unknown);
         }
         match up.calls.hello(inner.pool.pool_id()).await {

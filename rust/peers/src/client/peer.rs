@@ -93,6 +93,11 @@ impl Peer {
         }
     }
 
+    /// It is there, and has neither failed nor started anew since the greeting `up`.
+    pub(crate) fn is_still(&self, up: &Up) -> bool {
+        matches!(&lock(&self.state).link, Link::Up(now) if now.number == up.number)
+    }
+
     /// It has failed, in what was begun with the greeting `up`: it is left alone for a while.
     pub(crate) fn fail(&self, up: &Up, problem: &str) {
         let mut state = lock(&self.state);

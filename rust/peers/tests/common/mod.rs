@@ -13,7 +13,7 @@ use pegaflow_engine::checksum::part_checksum;
 use pegaflow_engine::{BlockRef, Key, Namespace, OpenOptions, Pool};
 use pegaflow_peers::transport::Transport;
 use pegaflow_peers::{
-    Credentials, PeerFetch, PeerQuery, PeerServer, Peers, PeersOptions, Question, ServerOptions, network,
+    Credentials, PeerFacts, PeerFetch, PeerQuery, PeerServer, Peers, PeersOptions, Question, ServerOptions, network,
 };
 
 use self::net::Net;
@@ -218,6 +218,10 @@ pub fn fetch(peers: &Peers, ns: Namespace, keys: &[Key]) -> (Option<PeerFetch>, 
 
 /// A counter of the first peer.
 pub fn counter(peers: &Peers, name: &str) -> u64 {
-    let facts = peers.facts();
-    facts[0].numbers.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no counter {name}")).1
+    number(&peers.facts()[0], name)
+}
+
+/// A counter of a peer.
+pub fn number(peer: &PeerFacts, name: &str) -> u64 {
+    peer.numbers.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no counter {name}")).1
 }

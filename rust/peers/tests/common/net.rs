@@ -72,6 +72,12 @@ impl Net {
         state.faults.extend(ports.into_iter().map(|port| (port, fault)));
     }
 
+    /// What went wrong in one way goes wrong in another one from now on.
+    pub fn turn(&self, from: Fault, to: Fault) {
+        let mut state = self.state.lock().unwrap();
+        state.faults.values_mut().filter(|fault| **fault == from).for_each(|fault| *fault = to);
+    }
+
     pub fn reads(&self) -> u64 {
         self.state.lock().unwrap().reads
     }

@@ -39,6 +39,8 @@ pub enum Fault {
     Slow,
     /// Nothing comes until patience ends.
     Never,
+    /// Nothing comes as long as the test does not say otherwise; then the channel breaks.
+    Frozen,
     /// There is no way.
     NoWay,
 }
@@ -159,7 +161,7 @@ impl FakeChannel {
     fn read_with(&mut self, fault: Fault, from: &Arc<dyn LeasedParts>, parts: &[PartRead]) -> (Vec<Option<u64>>, bool) {
         let count = match fault {
             Fault::FirstOnly | Fault::Short => 1,
-            Fault::Breaks | Fault::Never | Fault::Late => 0,
+            Fault::Breaks | Fault::Never | Fault::Frozen | Fault::Late => 0,
             _ => parts.len(),
         };
         let few = parts.iter().take(count);
@@ -202,12 +204,17 @@ impl Channel for FakeChannel {
             Fault::Never | Fault::Late => {
                 std::thread::sleep(PATIENCE.min(deadline.saturating_duration_since(Instant::now())));
             }
+            Fault::Frozen => {
+                while (self.source)(self.port, false).1 == Fault::Frozen && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
             _ => {}
         }
         let (arrived, quiet) = self.read_with(fault, &from, parts);
         self.broken = match fault {
             Fault::Breaks | Fault::Short => broken("the wire is cut"),
-            Fault::Never => broken("nothing came in time"),
+            Fault::Never | Fault::Frozen => broken("nothing came in time"),
             Fault::NotQuiet | Fault::Late => broken("the device does not answer"),
             _ => None,
         };
