@@ -16,6 +16,8 @@ pub const TLS_FILE_BYTES_MAX: u64 = 1 << 20;
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Calls that a server works on at a time.
 pub const CALLS_MAX: usize = 256;
+/// Besides, greetings, releases and looks at its health, which wait for nothing.
+pub const EXTRA_CALLS_MAX: usize = 256;
 /// Addresses behind the name of one peer that are tried.
 pub const HOST_ADDRESSES_MAX: usize = 8;
 /// Deadline of a call that changes nothing.

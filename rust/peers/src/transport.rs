@@ -55,7 +55,8 @@ pub struct ReadOutcome {
     pub arrived: Vec<Option<u64>>,
     /// Nothing can write into any of the slots any more. If not, they have to be quarantined.
     pub quiet: bool,
-    /// Why the channel cannot be used again; `None` if it can.
+    /// Why the channel cannot be used again; `None` if it can. Of kind *full*: the peer, or this host, has too much to
+    /// do, which is a miss and no failure of the peer.
     pub broken: Option<Error>,
 }
 

@@ -13,6 +13,7 @@ use parts::numbers::Numbers;
 use parts::pools::Side;
 use parts::rig::{HOST, NoCalls, Rig, SESSION, after, soon, until};
 use parts::scripted::{self, Scripted};
+use pegaflow_engine::ErrorKind;
 use pegaflow_peers::limits::STREAMS_MAX;
 use pegaflow_peers::proto::HelloReply;
 use pegaflow_peers::tcp::TcpTransport;
@@ -164,6 +165,63 @@ fn a_stream_that_the_server_closed_between_reads_is_opened_anew() {
     server.join();
 }
 
+/// A server that ends streams before it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ends {
+    /// When it has read the request.
+    AfterRequest,
+    /// With some of it unread, so that the kernel resets the stream.
+    WithinRequest,
+}
+
+/// As many streams end as that says; the next one, if there is one, is answered.
+fn ending(streams: usize, ended: usize, ends: Ends) -> Scripted {
+    let mut taken = 0;
+    Scripted::new(streams, move |mut stream| {
+        taken += 1;
+        if taken > ended {
+            let asked = scripted::request(&mut stream, true);
+            scripted::write(&mut stream, &scripted::answer(&asked, &SIZES));
+        } else if ends == Ends::AfterRequest {
+            scripted::request(&mut stream, true);
+        } else {
+            stream.read_exact(&mut [0; 20]).unwrap();
+        }
+    })
+}
+
+#[test]
+fn a_stream_that_ends_before_any_answer_is_opened_anew_once_and_then_the_peer_is_full() {
+    let client = Client::new(2);
+    for ends in [Ends::AfterRequest, Ends::WithinRequest] {
+        let mut server = ending(2, 1, ends);
+        let outcome = client.open(&server).read(&client.reads, soon());
+        assert!(outcome.broken.is_none(), "{ends:?}: {:?}", outcome.broken);
+        assert_eq!(client.check(&outcome.arrived), client.reads.len());
+        server.join();
+        let mut server = ending(2, 2, ends);
+        let outcome = client.open(&server).read(&client.reads, soon());
+        assert!(outcome.quiet && outcome.arrived.iter().all(Option::is_none));
+        assert_eq!(outcome.broken.unwrap().kind(), ErrorKind::Full, "{ends:?}");
+        server.join();
+    }
+}
+
+#[test]
+fn a_stream_that_ends_within_an_answer_has_failed() {
+    let client = Client::new(2);
+    for cut in [1, 15, 16, 17, 30_000] {
+        let mut server = Scripted::new(1, move |mut stream| {
+            let asked = scripted::request(&mut stream, true);
+            scripted::write(&mut stream, &scripted::answer(&asked, &SIZES)[..cut]);
+        });
+        let outcome = client.open(&server).read(&client.reads, soon());
+        assert!(outcome.quiet);
+        assert_eq!(outcome.broken.unwrap().kind(), ErrorKind::Closed, "{cut}");
+        server.join();
+    }
+}
+
 #[test]
 fn nobody_at_the_port_is_an_error_in_bounded_time() {
     let client = Client::new(1);
@@ -176,7 +234,7 @@ fn nobody_at_the_port_is_an_error_in_bounded_time() {
     assert!(open(&hello, soon()).unwrap_err().to_string().contains("data port"));
     assert!(open(&hello, Instant::now()).is_err());
     let none = open(&HelloReply::default(), soon()).unwrap_err();
-    assert_eq!(none.kind(), pegaflow_engine::ErrorKind::NotFound);
+    assert_eq!(none.kind(), ErrorKind::NotFound);
 }
 
 /// Bytes that a client of ours would send, with random damage, or random ones from the beginning.

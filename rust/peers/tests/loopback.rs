@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use common::net::{Fault, Net};
 use common::{
-    BLOCK_BYTES, ShmDir, check, connect, connect_by, counter, fetch, find, key, keys, namespace, number, reserved, serve,
-    store, store_summed, until,
+    BLOCK_BYTES, ShmDir, check, connect, connect_by, counter, fetch, find, key, keys, namespace, number, reserved,
+    serve, store, store_summed, until,
 };
 use parting::{Heard, Parting};
 use pegaflow_engine::Pool;
@@ -274,7 +274,8 @@ fn what_waits_for_a_peer_that_has_failed_is_asked_of_others_and_not_of_it() {
         until(|| query.poll());
         answered().iter().zip(before).all(|(now, before)| *now > before).then_some(query)
     });
-    let fetches: Vec<_> = (0..PROMPTS).map(|prompt| query.fetch(prompt as usize, 0..20, None).unwrap().unwrap()).collect();
+    let fetches: Vec<_> =
+        (0..PROMPTS).map(|prompt| query.fetch(prompt as usize, 0..20, None).unwrap().unwrap()).collect();
     until(|| (net.reads() == 1).then_some(()));
     net.turn(Fault::Frozen, Fault::Breaks);
     for fetch in &fetches {

@@ -151,7 +151,12 @@ fn failure(status: &Status) -> Failure {
         Code::ResourceExhausted => FailureKind::Busy,
         _ => FailureKind::Broken,
     };
-    let error_kind = if status.code() == Code::Unimplemented { ErrorKind::NotFound } else { ErrorKind::Busy };
+    let error_kind = match status.code() {
+        Code::Unimplemented => ErrorKind::NotFound,
+        // Who opens or uses a channel knows it by that from a peer that does not answer.
+        Code::ResourceExhausted => ErrorKind::Full,
+        _ => ErrorKind::Busy,
+    };
     let said = status.message().chars().filter(|character| !character.is_control()).take(200).collect::<String>();
     Failure { error: Error::new(error_kind, format!("{:?}: {said}", status.code())), kind }
 }

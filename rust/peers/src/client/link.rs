@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
 use super::Inner;
-use super::calls::{Calls, Failure};
+use super::calls::Calls;
 use super::peer::{Link, Peer, Up, split};
 use crate::limits::{
     BACKOFF_MAX, BACKOFF_MIN, CONNECT_TIME_MAX, GREETING_INTERVAL, HOST_ADDRESSES_MAX, ITSELF_INTERVAL, PING_INTERVAL,
@@ -128,7 +128,7 @@ async fn stay(inner: &Arc<Inner>, peer: &Peer, up: Arc<Up>) -> bool {
         match up.calls.hello(inner.pool.pool_id()).await {
             Ok(hello) if hello.term == up.hello.term && hello.pool_id == up.hello.pool_id => {}
             Ok(_) => peer.renew(&up),
-            Err(Failure { error, .. }) => peer.fail(&up, &error.to_string()),
+            Err(failure) => peer.note(&up, &failure),
         }
     }
     true

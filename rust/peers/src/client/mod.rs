@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use pegaflow_engine::{Error, ErrorKind, Key, Namespace, Pool, Result};
 use tokio::runtime::{Handle, Runtime};
 
-pub(crate) use self::calls::FailureKind;
 pub use self::facts::PeerFacts;
 pub(crate) use self::lane::{Job, Lane};
 pub(crate) use self::peer::{Peer, Up};

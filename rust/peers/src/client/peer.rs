@@ -8,7 +8,7 @@ use pegaflow_engine::{Error, ErrorKind, Result};
 use tokio::sync::Notify;
 
 use super::Inner;
-use super::calls::Calls;
+use super::calls::{Calls, Failure, FailureKind};
 use super::facts::PeerCounters;
 use super::lane::Lane;
 use super::link;
@@ -118,6 +118,15 @@ impl Peer {
         if matches!(&state.link, Link::Up(now) if now.number == up.number) {
             state.link = Link::Unknown;
             self.changed.notify_one();
+        }
+    }
+
+    /// A call to it, begun with the greeting `up`, has failed.
+    pub(crate) fn note(&self, up: &Up, failure: &Failure) {
+        match failure.kind {
+            FailureKind::Broken => self.fail(up, &failure.error.to_string()),
+            FailureKind::Forgotten => self.renew(up),
+            FailureKind::Busy => log::debug!("peer {} has too much to do: {}", self.address, failure.error),
         }
     }
 

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use pegaflow_engine::{Error, ErrorKind, Key, Result};
 
-use super::calls::FailureKind;
 use super::peer::{Peer, Up};
 use super::{Inner, Question};
 use crate::fetch::{Asked, PeerFetch, Source};
@@ -151,11 +150,7 @@ async fn find(peer: &Peer, up: &Up, questions: &[proto::Question]) -> Option<Vec
             None
         }
         Err(failure) => {
-            match failure.kind {
-                FailureKind::Broken => peer.fail(up, &failure.error.to_string()),
-                FailureKind::Forgotten => peer.renew(up),
-                FailureKind::Busy => {}
-            }
+            peer.note(up, &failure);
             None
         }
     }

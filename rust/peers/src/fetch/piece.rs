@@ -8,7 +8,7 @@ use pegaflow_engine::{BlockRef, Error, ErrorKind};
 
 use super::slots::{self, Slots};
 use super::{Fetch, Ready};
-use crate::client::{FailureKind, Peer, Up};
+use crate::client::{Peer, Up};
 use crate::limits::{CONNECT_TIME_MAX, LEASE_MARGIN, LEASE_TIME, LEASE_WAIT_MAX};
 use crate::proto;
 use crate::sync::lock;
@@ -124,11 +124,7 @@ fn lease(fetch: &Fetch, source: usize, reserved: &[(usize, BlockRef)]) -> Option
     let reply = match up.calls.lease(request) {
         Ok(reply) => reply,
         Err(failure) => {
-            match failure.kind {
-                FailureKind::Broken => peer.fail(up, &failure.error.to_string()),
-                FailureKind::Forgotten => peer.renew(up),
-                FailureKind::Busy => {}
-            }
+            peer.note(up, &failure);
             return None;
         }
     };
@@ -261,7 +257,9 @@ fn judge(
     let released = up.calls.release(leased.ticket.lease);
     if let Some(error) = &outcome.broken {
         *channel = None;
-        peer.fail(up, &error.to_string());
+        if error.kind() != ErrorKind::Full {
+            peer.fail(up, &error.to_string());
+        }
     }
     if !outcome.quiet {
         peer.counters.slots_quarantined.add(targets.len() as u64);
@@ -269,17 +267,10 @@ fn judge(
         slots::give_up(fetch, &targets, false);
         return Vec::new();
     }
-    let held = match released {
-        Ok(held) => held,
-        Err(failure) => {
-            if failure.kind == FailureKind::Forgotten {
-                peer.renew(up);
-            } else {
-                peer.fail(up, &failure.error.to_string());
-            }
-            false
-        }
-    };
+    let held = released.unwrap_or_else(|failure| {
+        peer.note(up, &failure);
+        false
+    });
     if !held || !in_time {
         peer.counters.leases_lost.add(1);
         slots::give_up(fetch, &targets, true);

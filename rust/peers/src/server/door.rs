@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
@@ -13,6 +13,8 @@ use super::service::Term;
 #[derive(Clone)]
 pub(crate) struct Admitted {
     pub(crate) connection: Arc<Mark>,
+    /// There is no room for it if it may wait for something.
+    pub(crate) is_extra: bool,
     _permit: Arc<OwnedSemaphorePermit>,
 }
 
@@ -31,13 +33,16 @@ impl Interceptor for Door {
         }
         let connection = request.extensions().get::<Arc<Mark>>().cloned();
         let Some(connection) = connection else { return Err(Status::internal("a call without a connection")) };
-        let permit = Arc::clone(&term.permits).try_acquire_owned().ok().filter(|_| connection.admit());
-        let Some(permit) = permit else {
+        // Which call it is shows only later.
+        let take = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
+        let usual = take(&term.permits).map(|permit| (permit, false));
+        let permit = usual.or_else(|| take(&term.extra_permits).map(|permit| (permit, true)));
+        let Some((permit, is_extra)) = permit.filter(|_| connection.admit()) else {
             term.counters.calls_refused.add(1);
             return Err(Status::resource_exhausted("too many calls or connections at a time"));
         };
         term.counters.calls.add(1);
-        request.extensions_mut().insert(Admitted { connection, _permit: Arc::new(permit) });
+        request.extensions_mut().insert(Admitted { connection, is_extra, _permit: Arc::new(permit) });
         Ok(request)
     }
 }

@@ -32,8 +32,8 @@ use self::service::{Service, Term};
 use self::sessions::Sessions;
 use crate::credentials::{Credentials, TlsFiles};
 use crate::limits::{
-    CALL_TIME_MAX, CONNECTION_CALLS_MAX, EXPIRY_INTERVAL, LEASE_TIME, LEASED_SHARE, MESSAGE_BYTES_MAX, PING_INTERVAL,
-    SERVE_INTERVAL, STOP_WAIT_MAX, WAITING_THREADS_MAX,
+    CALL_TIME_MAX, CALLS_MAX, CONNECTION_CALLS_MAX, EXPIRY_INTERVAL, EXTRA_CALLS_MAX, LEASE_TIME, LEASED_SHARE,
+    MESSAGE_BYTES_MAX, PING_INTERVAL, SERVE_INTERVAL, STOP_WAIT_MAX, WAITING_THREADS_MAX,
 };
 use crate::proto::peer_server::PeerServer as PeerService;
 use crate::random;
@@ -232,7 +232,8 @@ fn serve(shared: &Shared, seat: Seat) -> Result<()> {
         counters: Arc::clone(&shared.counters),
         regions: shared.options.regions.clone(),
         data_port,
-        permits: Term::permits(),
+        permits: Term::permits(CALLS_MAX),
+        extra_permits: Term::permits(EXTRA_CALLS_MAX),
     });
     let runtime = start_control(shared, control, &term)?;
     *lock(&shared.serving) = Some(Serving { address, term: Arc::clone(&term), data });

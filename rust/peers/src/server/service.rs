@@ -15,7 +15,7 @@ use super::lending::lend;
 use super::sessions::Sessions;
 use crate::credentials::Credentials;
 use crate::limits::{
-    CALL_KEYS_MAX, CALL_QUESTIONS_MAX, CALLS_MAX, FIND_BATCH_KEYS, LEASE_TIME, PROTOCOL_VERSION, SESSION_LEASES_MAX,
+    CALL_KEYS_MAX, CALL_QUESTIONS_MAX, FIND_BATCH_KEYS, LEASE_TIME, PROTOCOL_VERSION, SESSION_LEASES_MAX,
 };
 use crate::proto;
 use crate::proto::peer_server::Peer;
@@ -33,12 +33,14 @@ pub(crate) struct Term {
     pub(crate) regions: Option<Arc<dyn RegionSource>>,
     pub(crate) data_port: u16,
     pub(crate) permits: Arc<Semaphore>,
+    /// Beyond that for calls that wait for nothing: who is full still greets, and takes back what it has leased.
+    pub(crate) extra_permits: Arc<Semaphore>,
 }
 
 impl Term {
     /// Room for so many calls at a time.
-    pub(crate) fn permits() -> Arc<Semaphore> {
-        Arc::new(Semaphore::new(CALLS_MAX))
+    pub(crate) fn permits(calls: usize) -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(calls))
     }
 }
 
@@ -47,6 +49,16 @@ impl Term {
 pub(crate) struct Service(pub(crate) Arc<Term>);
 
 impl Service {
+    /// A call that may wait, or take long, if there is room for it.
+    fn roomy<T>(&self, request: &Request<T>) -> Result<Admitted, Status> {
+        let admitted = admitted(request)?;
+        if admitted.is_extra {
+            self.0.counters.calls_refused.add(1);
+            return Err(Status::resource_exhausted("too many calls at a time"));
+        }
+        Ok(admitted)
+    }
+
     /// The client of a call, if it has greeted in this term.
     fn session(&self, admitted: &Admitted, session: &[u8], term: u64) -> Result<SessionId, Status> {
         let known = wire::sixteen(session)
@@ -158,7 +170,7 @@ impl Peer for Service {
     }
 
     async fn find(&self, request: Request<proto::FindRequest>) -> Result<Response<proto::FindReply>, Status> {
-        let admitted = admitted(&request)?;
+        let admitted = self.roomy(&request)?;
         let find = request.get_ref();
         self.session(&admitted, &find.session, find.term)?;
         let keys = find.questions.iter().map(|question| wire::key_count(question).unwrap_or(0)).sum::<usize>();
@@ -177,7 +189,7 @@ impl Peer for Service {
     }
 
     async fn lease(&self, request: Request<proto::LeaseRequest>) -> Result<Response<proto::LeaseReply>, Status> {
-        let admitted = admitted(&request)?;
+        let admitted = self.roomy(&request)?;
         let lease = request.get_ref();
         let session = self.session(&admitted, &lease.session, lease.term)?;
         let question = lease.question.as_ref().ok_or_else(|| self.malformed("a lease without a question"))?;
@@ -206,7 +218,7 @@ impl Peer for Service {
     }
 
     async fn regions(&self, request: Request<proto::RegionsRequest>) -> Result<Response<proto::RegionsReply>, Status> {
-        let admitted = admitted(&request)?;
+        let admitted = self.roomy(&request)?;
         let regions = request.get_ref();
         self.session(&admitted, &regions.session, regions.term)?;
         if regions.wanted.len() > CALL_KEYS_MAX {
@@ -218,7 +230,7 @@ impl Peer for Service {
     }
 
     async fn connect(&self, request: Request<proto::ConnectRequest>) -> Result<Response<proto::ConnectReply>, Status> {
-        let admitted = admitted(&request)?;
+        let admitted = self.roomy(&request)?;
         let session = self.session(&admitted, &request.get_ref().session, request.get_ref().term)?;
         let connect = request.get_ref().clone();
         let term = Arc::clone(&self.0);

@@ -101,14 +101,37 @@ impl TcpChannel {
         if !self.inbox.is_silent() {
             self.inbox = connect(self.address, deadline)?;
         }
+        if self.exchange(parts, deadline, arrived)? {
+            return Ok(());
+        }
+        // It may have done so since we looked.
+        self.inbox = connect(self.address, deadline)?;
+        if self.exchange(parts, deadline, arrived)? {
+            return Ok(());
+        }
+        let what = format!("the peer at {} has no room for another stream", self.address);
+        Err(Error::new(ErrorKind::Full, what))
+    }
+
+    /// Ask for all, and take the answers. `false`: the server has ended the stream and answered nothing.
+    fn exchange(&mut self, parts: &[PartRead], deadline: Instant, arrived: &mut [Option<u64>]) -> Result<bool> {
         let ready = |read: &PartRead| Target::new(&*self.space, read.target, read.part, read.bytes).is_some();
         let mut unasked: VecDeque<usize> = (0..parts.len()).filter(|&at| ready(&parts[at])).collect();
         let mut asked = Asked::default();
+        let mut is_answered = false;
         loop {
             while let Some(bytes) = asked.next_request(&mut unasked, parts) {
-                self.inbox.socket().write_both(&bytes, &[]).map_err(|error| self.failed(&error))?;
+                match self.inbox.socket().write_both(&bytes, &[]) {
+                    Err(error) if !is_answered && is_end(&error) => return Ok(false),
+                    written => written.map_err(|error| self.failed(&error))?,
+                }
             }
-            let Some(at) = asked.pop(parts) else { return Ok(()) };
+            let Some(at) = asked.pop(parts) else { return Ok(true) };
+            match self.inbox.wait(deadline) {
+                Err(error) if !is_answered && is_end(&error) => return Ok(false),
+                come => come.map_err(|error| self.failed(&error))?,
+            }
+            is_answered = true;
             arrived[at] = self.receive(&parts[at], deadline)?;
         }
     }
@@ -160,6 +183,14 @@ impl TcpChannel {
         let what = format!("a slot was taken from a read from {}: the process was taken for dead", self.address);
         Error::new(ErrorKind::Closed, what)
     }
+}
+
+/// Whether the other side has ended the stream, rather than that nothing comes.
+fn is_end(error: &std::io::Error) -> bool {
+    matches!(
+        error.kind(),
+        IoKind::UnexpectedEof | IoKind::ConnectionReset | IoKind::ConnectionAborted | IoKind::BrokenPipe
+    )
 }
 
 fn failed(address: SocketAddr, error: &std::io::Error) -> Error {

@@ -30,6 +30,18 @@ impl Inbox {
         self.start == self.stop && self.socket.is_silent()
     }
 
+    /// Wait until there is something to read.
+    pub(super) fn wait(&mut self, deadline: Instant) -> Result<()> {
+        if self.start == self.stop {
+            let count = self.socket.read(&mut [IoSliceMut::new(&mut self.buffer)], deadline)?;
+            if count == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            (self.start, self.stop) = (0, count);
+        }
+        Ok(())
+    }
+
     /// Fill `target`.
     pub(super) fn read_exact(&mut self, target: &mut [u8], deadline: Instant) -> Result<()> {
         let mut filled = 0;

@@ -1,6 +1,10 @@
 //! A server that stands before a true one and says something wrong.
+#![allow(dead_code, reason = "each test binary uses some of it")]
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use pegaflow_peers::proto::peer_client::PeerClient;
 use pegaflow_peers::proto::peer_server::{Peer, PeerServer};
@@ -33,7 +37,15 @@ pub(crate) enum Lie {
     NoAnswerToRelease,
     Forgets,
     Errors,
+    /// Too much to do for this call; of greetings, for those of a session that it knows.
+    BusyGreeting,
+    BusyFind,
+    BusyLease,
+    BusyRelease,
 }
+
+/// What it says then.
+pub(crate) const BUSY: &str = "too much to do";
 
 impl Lie {
     /// Those of which nothing comes.
@@ -68,10 +80,14 @@ impl Lie {
 struct Service {
     true_one: PeerClient<Channel>,
     lie: Lie,
+    known: Arc<Mutex<BTreeSet<Vec<u8>>>>,
+    refused: Arc<AtomicU64>,
 }
 
 pub(crate) struct Liar {
     pub(crate) address: String,
+    /// Calls for which it had too much to do.
+    pub(crate) refused: Arc<AtomicU64>,
     _runtime: Runtime,
 }
 
@@ -83,13 +99,23 @@ impl Liar {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address: SocketAddr = listener.local_addr().unwrap();
         drop(listener);
-        let service = PeerServer::new(Service { true_one, lie });
+        let refused = Arc::new(AtomicU64::new(0));
+        let service = PeerServer::new(Service { true_one, lie, known: Arc::default(), refused: Arc::clone(&refused) });
         runtime.spawn(tonic::transport::Server::builder().add_service(service).serve(address));
-        Self { address: address.to_string(), _runtime: runtime }
+        Self { address: address.to_string(), refused, _runtime: runtime }
     }
 }
 
 impl Service {
+    /// Refuse a call if that is the lie.
+    fn refuse(&self, lie: Lie) -> Result<(), Status> {
+        if self.lie != lie {
+            return Ok(());
+        }
+        self.refused.fetch_add(1, Relaxed);
+        Err(Status::resource_exhausted(BUSY))
+    }
+
     fn spoil(&self, lease: &mut LeaseReply) {
         let Some(first) = lease.blocks.first().cloned() else { return };
         match self.lie {
@@ -111,6 +137,9 @@ impl Service {
 #[tonic::async_trait]
 impl Peer for Service {
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        if !self.known.lock().unwrap().insert(request.get_ref().session.clone()) {
+            self.refuse(Lie::BusyGreeting)?;
+        }
         let mut reply = self.true_one.clone().hello(request).await?;
         if self.lie == Lie::OtherVersion {
             reply.get_mut().version += 1;
@@ -119,6 +148,7 @@ impl Peer for Service {
     }
 
     async fn find(&self, request: Request<FindRequest>) -> Result<Response<FindReply>, Status> {
+        self.refuse(Lie::BusyFind)?;
         let mut reply = self.true_one.clone().find(request).await?;
         let tiers = &mut reply.get_mut().tiers;
         match self.lie {
@@ -133,6 +163,7 @@ impl Peer for Service {
     }
 
     async fn lease(&self, request: Request<LeaseRequest>) -> Result<Response<LeaseReply>, Status> {
+        self.refuse(Lie::BusyLease)?;
         let asked = request.get_ref().clone();
         let mut reply = self.true_one.clone().lease(request).await?.into_inner();
         self.spoil(&mut reply);
@@ -143,6 +174,7 @@ impl Peer for Service {
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseReply>, Status> {
+        self.refuse(Lie::BusyRelease)?;
         let mut reply = self.true_one.clone().release(request).await?;
         match self.lie {
             Lie::NotHeld => reply.get_mut().held = vec![0],

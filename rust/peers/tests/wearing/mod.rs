@@ -2,8 +2,8 @@
 #![allow(missing_docs, unreachable_pub, reason = "of a test")]
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pegaflow_engine::{Error, ErrorKind, Result};
