@@ -96,7 +96,8 @@ class Peers:
         qps_per_peer: int = 2,
     ) -> Peers:
         """``addresses``: ``host:port`` of each peer, at most 256; ``pool`` itself is left alone. ``token``, ``tls``,
-        ``nics``: as for ``PeerServer``. ``qps_per_peer``: queue pairs to each. Raises ``InvalidArgument``."""
+        ``nics``: as for ``PeerServer``. ``qps_per_peer``: queue pairs to each peer on each port, at most 32 to a peer
+        in all. Raises ``InvalidArgument``."""
 
     def set_addresses(self, addresses: Sequence[str]) -> None:
         """Ask these from now on, and no others."""

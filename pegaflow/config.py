@@ -147,7 +147,7 @@ class ConnectorConfig:
     nics: tuple[str, ...] | None = None
     """RDMA ports to use; ``None``: all that are there; empty: none, only TCP."""
     qps_per_peer: int = 2
-    """Queue pairs to each peer on each port."""
+    """Queue pairs to each peer on each port; fewer where there would be more than 32 to one peer."""
     tp_shard_endpoints: tuple[str, ...] = ()
     """One per shard of the tensor-parallel ranks. They say how ranks are divided; nobody is asked there."""
     load_timeout_seconds: float = 120.0

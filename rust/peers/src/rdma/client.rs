@@ -25,8 +25,8 @@ pub struct RdmaTransport {
 }
 
 impl RdmaTransport {
-    /// For slots of `pool`, with `pairs_per_peer` queue pairs to each peer, spread over `nics`. `None` if none of
-    /// the devices can be used.
+    /// For slots of `pool`, with `pairs_per_peer` queue pairs to each peer on each of `nics`; fewer where there are too
+    /// many for one session. `None` if none of the devices can be used.
     pub fn open(pool: Arc<Pool>, nics: &[Nic], pairs_per_peer: usize) -> Option<Self> {
         let devices = device::open_all(nics);
         if devices.is_empty() {
@@ -39,7 +39,8 @@ impl RdmaTransport {
 
 /// Which of our ports and which of the server's each queue pair connects: ours in turns, and to each one over there
 /// of the same kind, in the same order, since hosts are usually cabled alike. `routed`: for each of ours, whether it
-/// is addressed by GID alone; `None`: it is not to be used. None where nothing reaches anything.
+/// is addressed by GID alone; `None`: it is not to be used. On each port `pairs`, or as many as a session may have of
+/// each. None where nothing reaches anything.
 fn ways(routed: &[Option<bool>], theirs: &[proto::Nic], pairs: usize) -> Vec<(usize, usize)> {
     let mut ways = Vec::new();
     for (at, routed) in routed.iter().enumerate() {
@@ -49,8 +50,9 @@ fn ways(routed: &[Option<bool>], theirs: &[proto::Nic], pairs: usize) -> Vec<(us
             ways.push((at, possible[at % possible.len()]));
         }
     }
-    let count = if ways.is_empty() { 0 } else { pairs.max(ways.len()).min(RDMA_SESSION_PAIRS_MAX) };
-    (0..count).map(|at| ways[at % ways.len()]).collect()
+    ways.truncate(RDMA_SESSION_PAIRS_MAX);
+    let each = if ways.is_empty() { 0 } else { pairs.clamp(1, RDMA_SESSION_PAIRS_MAX / ways.len()) };
+    ways.repeat(each)
 }
 
 /// Queue pairs that a peer has made for ours: it is told when this goes.
@@ -174,13 +176,29 @@ mod tests {
     #[test]
     fn every_port_of_ours_is_used_and_reaches_its_own_kind() {
         let (gid, lid) = (Some(true), Some(false));
-        assert_eq!(ways(&[gid, gid], &nics(&[0, 0]), 2), [(0, 0), (1, 1)]);
+        assert_eq!(ways(&[gid, gid], &nics(&[0, 0]), 1), [(0, 0), (1, 1)]);
         assert_eq!(ways(&[gid, gid], &nics(&[0]), 1), [(0, 0), (1, 0)]);
         assert_eq!(ways(&[gid], &nics(&[0, 0]), 3), [(0, 0), (0, 0), (0, 0)]);
-        assert_eq!(ways(&[lid, gid], &nics(&[0, 7]), 2), [(0, 1), (1, 0)]);
+        assert_eq!(ways(&[lid, gid], &nics(&[0, 7]), 1), [(0, 1), (1, 0)]);
         assert_eq!(ways(&[None, gid], &nics(&[0, 0]), 2), [(1, 1), (1, 1)], "each keeps its cable");
         assert!(ways(&[lid], &nics(&[0, 0]), 2).is_empty());
         assert!(ways(&[gid], &[], 2).is_empty());
         assert!(ways(&[None], &nics(&[0]), 2).is_empty());
+    }
+
+    #[test]
+    fn each_port_has_as_many_queue_pairs_as_are_wanted_up_to_those_of_a_session() {
+        let theirs = nics(&[0; 4]);
+        for ports in 1..=2 * RDMA_SESSION_PAIRS_MAX {
+            for pairs in 1..=RDMA_SESSION_PAIRS_MAX {
+                let ways = ways(&vec![Some(true); ports], &theirs, pairs);
+                let used = ports.min(RDMA_SESSION_PAIRS_MAX);
+                let on_each = pairs.min(RDMA_SESSION_PAIRS_MAX / used);
+                assert!(ways.len() <= RDMA_SESSION_PAIRS_MAX);
+                for port in 0..used {
+                    assert_eq!(ways.iter().filter(|way| way.0 == port).count(), on_each, "{ports} ports, {pairs}");
+                }
+            }
+        }
     }
 }
