@@ -12,9 +12,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::net::Net;
-use common::{ShmDir, TOKEN, check, connect, connect_by, fetch, keys, namespace, reserved, serve, store, until};
+use common::{
+    ShmDir, TOKEN, check, connect, connect_by, fetch, fetch_whole, keys, namespace, reserved, serve, store, until,
+};
 use liar::{Liar, Lie};
-use pegaflow_peers::limits::{LEASE_MARGIN, LEASE_TIME, PROTOCOL_VERSION};
+use pegaflow_peers::limits::{BACKOFF_MIN, LEASE_MARGIN, LEASE_TIME, PROTOCOL_VERSION};
 use pegaflow_peers::proto::peer_client::PeerClient;
 use pegaflow_peers::proto::{self, FindRequest, HelloRequest, LeaseRequest, NamespaceName, Question, ReleaseRequest};
 use pegaflow_peers::{Peers, PeersOptions};
@@ -89,11 +91,11 @@ fn a_server_outlives_any_bytes_on_its_port() {
         }
     }
     let peers = connect(&ours, &net, &[address]);
-    assert_eq!(fetch(&peers, namespace(&ours), &keys(0..10)).1, 10);
+    fetch_whole(&peers, namespace(&ours), &keys(0..10));
     assert!(server.facts().problem.is_none());
     drop(server);
     for mut stream in half_open {
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let mut rest = Vec::new();
         let read = stream.read_to_end(&mut rest);
         let timed_out = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
@@ -163,7 +165,7 @@ fn a_server_outlives_any_calls() {
     // The connection is gone, and so is what was leased over it.
     until(|| (server.facts().leases == 0 && server.facts().leased_bytes == 0).then_some(()));
     let peers = connect(&ours, &net, &[address]);
-    assert_eq!(fetch(&peers, namespace(&ours), &keys(0..20)).1, 20);
+    fetch_whole(&peers, namespace(&ours), &keys(0..20));
 }
 
 #[test]
@@ -180,29 +182,37 @@ fn a_client_takes_no_more_than_its_share_of_a_pool() {
         let namespace = NamespaceName { fingerprint: vec![9; 32], group: 0, part_bytes: common::PARTS.to_vec() };
         let keys = keys(0..100).iter().flat_map(|key| key.to_bytes()).collect();
         let question = Question { namespace: Some(namespace), key_bytes: 32, keys, chained: true };
-        let mut all = Vec::new();
-        for _ in 0..10 {
-            let request = LeaseRequest {
-                session: session.clone(),
-                term,
-                question: Some(question.clone()),
-                bytes_max: u64::MAX,
-                ..LeaseRequest::default()
-            };
-            all.push(client.lease(signed(request)).await.unwrap().into_inner());
+        loop {
+            let began = Instant::now();
+            let mut all = Vec::new();
+            for _ in 0..10 {
+                let request = LeaseRequest {
+                    session: session.clone(),
+                    term,
+                    question: Some(question.clone()),
+                    bytes_max: u64::MAX,
+                    ..LeaseRequest::default()
+                };
+                all.push(client.lease(signed(request)).await.unwrap().into_inner());
+            }
+            assert!(server.facts().leased_bytes <= (1 << 20) / 4);
+            let leases: Vec<u64> = all.iter().map(|lease| lease.lease).collect();
+            let release = ReleaseRequest { session: session.clone(), term, leases: leases.clone() };
+            let held = client.release(signed(release)).await.unwrap().into_inner().held;
+            let again = ReleaseRequest { session: session.clone(), term, leases: leases.clone() };
+            let held_again = client.release(signed(again)).await.unwrap().into_inner().held;
+            assert!(held_again.iter().all(|held| *held == 0), "nothing is given back twice");
+            // Leases that are over make room for others.
+            if began.elapsed() < LEASE_TIME {
+                let blocks: usize = all.iter().map(|lease: &proto::LeaseReply| lease.blocks.len()).sum();
+                assert_eq!(blocks, (1 << 20) / 4 / common::BLOCK_BYTES as usize);
+                let held = held.iter().filter(|held| **held == 1).count();
+                assert_eq!(held, leases.iter().filter(|lease| **lease != 0).count());
+                break;
+            }
         }
-        assert!(server.facts().leased_bytes <= (1 << 20) / 4);
-        let blocks: usize = all.iter().map(|lease: &proto::LeaseReply| lease.blocks.len()).sum();
-        assert_eq!(blocks, (1 << 20) / 4 / common::BLOCK_BYTES as usize);
-        let leases: Vec<u64> = all.iter().map(|lease| lease.lease).collect();
-        let release = ReleaseRequest { session: session.clone(), term, leases: leases.clone() };
-        let held = client.release(signed(release)).await.unwrap().into_inner().held;
-        assert_eq!(held.iter().filter(|held| **held == 1).count(), leases.iter().filter(|lease| **lease != 0).count());
-        let again = ReleaseRequest { session, term, leases };
-        let held = client.release(signed(again)).await.unwrap().into_inner().held;
-        assert!(held.iter().all(|held| *held == 0), "nothing is given back twice");
     });
-    assert_eq!(server.facts().leased_bytes, 0);
+    until(|| (server.facts().leased_bytes == 0).then_some(()));
 }
 
 #[test]
@@ -243,10 +253,12 @@ fn nothing_comes_of(lie: Lie) {
     };
     let peers = Peers::start(Arc::clone(&ours), options).unwrap();
     let ns = namespace(&ours);
-    let ends = Instant::now() + Duration::from_secs(2);
+    let began = Instant::now();
     let question = pegaflow_peers::Question { namespace: ns, keys: keys(0..10), chained: true };
     let mut found = 0;
-    while Instant::now() < ends {
+    let failures = || peers.facts()[0].numbers.iter().find(|(name, _)| *name == "failures").unwrap().1;
+    let is_seen = || failures() > 0 || lie.is_no_failure() || began.elapsed() > Duration::from_secs(120);
+    while began.elapsed() < Duration::from_secs(2) || !is_seen() {
         if let Some(query) = peers.find(vec![question.clone()]).unwrap() {
             until(|| query.poll());
             if let Some(fetch) = query.fetch(0, 0..10, None).unwrap() {
@@ -258,8 +270,9 @@ fn nothing_comes_of(lie: Lie) {
     assert_eq!(found, 0, "{lie:?}");
     assert_eq!(check(&ours, ns, 0..10), 0, "{lie:?}");
     until(|| (reserved(&ours, ns) == 0).then_some(()));
-    let facts = peers.facts().remove(0);
-    let failures = facts.numbers.iter().find(|(name, _)| *name == "failures").unwrap().1;
-    assert!(failures > 0 || lie.is_no_failure(), "{lie:?}: {facts:?}");
-    assert!(failures <= 6, "{lie:?}: a peer that fails is left alone, not asked {failures} times");
+    let failures = failures();
+    assert!(failures > 0 || lie.is_no_failure(), "{lie:?}: {:?}", peers.facts());
+    // After each it is left alone for a while.
+    let most = 2 + (began.elapsed().as_secs_f64() / BACKOFF_MIN.as_secs_f64()) as u64;
+    assert!(failures <= most, "{lie:?}: a peer that fails is left alone, not asked {failures} times");
 }

@@ -3,6 +3,8 @@
 
 mod parts;
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
 use parts::rig::{after, over_each, soon, stay_as_they_are, until, usual};
@@ -155,14 +157,16 @@ fn a_deadline_that_has_passed_ends_the_read_and_the_slots_are_ours() {
 fn a_lease_that_ends_stops_the_sender() {
     over_each(&[3_000_000], |rig| {
         let (ticket, reads) = rig.blocks(8);
-        let mut channel = rig.open();
+        let (mut channel, is_over) = (rig.open(), AtomicBool::new(false));
         let outcome = std::thread::scope(|scope| {
-            let (leases, asks) = (&rig.leases, rig.asks_leases);
+            let (leases, asks, is_over) = (&rig.leases, rig.asks_leases, &is_over);
             let ender = scope.spawn(move || {
-                until("sending begins", || leases.sending() > 0 || !asks);
+                // All may have come before this thread has a look.
+                until("sending begins", || leases.sending() > 0 || !asks || is_over.load(Acquire));
                 leases.end(ticket.lease);
             });
             let outcome = channel.read(&reads, soon());
+            is_over.store(true, Release);
             ender.join().unwrap();
             outcome
         });

@@ -96,11 +96,15 @@ mod tests {
 
     #[test]
     fn of_two_one_has_the_seat_and_it_is_free_after_that_one() {
-        let Ok(first) = Seat::take(parse("127.0.0.1:0").unwrap(), true) else { panic!("nobody has any port") };
-        let address = first.control.socket.local_addr().unwrap();
-        assert!(matches!(Seat::take(address, false), Err(NoSeat::Taken)));
-        drop(first);
-        assert!(Seat::take(address, false).is_ok());
+        let is_free_again = || {
+            let Ok(first) = Seat::take(parse("127.0.0.1:0").unwrap(), true) else { panic!("nobody has any port") };
+            let address = first.control.socket.local_addr().unwrap();
+            assert!(matches!(Seat::take(address, false), Err(NoSeat::Taken)));
+            drop(first);
+            Seat::take(address, false).is_ok()
+        };
+        // The kernel may have given the port to somebody else.
+        assert!((0..20).any(|_| is_free_again()));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use pegaflow_peers::proto::peer_server::{Peer, PeerServer};
 use pegaflow_peers::proto::{self, *};
 use pegaflow_peers::wire::Sealed;
 use tokio::runtime::Runtime;
+use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 
@@ -98,10 +99,13 @@ impl Liar {
         let true_one = PeerClient::new(runtime.block_on(endpoint.connect()).unwrap());
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address: SocketAddr = listener.local_addr().unwrap();
-        drop(listener);
+        listener.set_nonblocking(true).unwrap();
+        let inside = runtime.enter();
+        let incoming = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).unwrap());
+        drop(inside);
         let refused = Arc::new(AtomicU64::new(0));
         let service = PeerServer::new(Service { true_one, lie, known: Arc::default(), refused: Arc::clone(&refused) });
-        runtime.spawn(tonic::transport::Server::builder().add_service(service).serve(address));
+        runtime.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
         Self { address: address.to_string(), refused, _runtime: runtime }
     }
 }

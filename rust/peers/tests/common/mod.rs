@@ -202,10 +202,31 @@ pub fn until<T>(mut ask: impl FnMut() -> Option<T>) -> T {
 }
 
 pub fn find(peers: &Peers, ns: Namespace, keys: &[Key]) -> (PeerQuery, Vec<u8>) {
-    let question = Question { namespace: ns, keys: keys.to_vec(), chained: true };
-    let query = until(|| peers.find(vec![question.clone()]).unwrap());
-    let tiers = until(|| query.poll()).remove(0);
-    (query, tiers)
+    ask(peers, &Question { namespace: ns, keys: keys.to_vec(), chained: true })
+}
+
+/// Ask until all have answered: on a slow host an answer may be late, and then it is as if nobody had anything.
+pub fn ask(peers: &Peers, question: &Question) -> (PeerQuery, Vec<u8>) {
+    let counts = || {
+        let facts = peers.facts();
+        let is = |(name, _): &&(&str, u64), wanted: &str| *name == wanted;
+        let numbers = || facts.iter().flat_map(|peer| &peer.numbers);
+        let sum = |wanted| numbers().filter(|number| is(number, wanted)).map(|(_, count)| count).sum::<u64>();
+        (sum("finds"), sum("finds_answered"), facts.iter().filter(|peer| peer.state == "up").count() as u64)
+    };
+    until(|| {
+        let (asked, answered, up) = counts();
+        let query = peers.find(vec![question.clone()]).unwrap()?;
+        let tiers = until(|| query.poll()).remove(0);
+        let (asked_now, answered_now, _) = counts();
+        let is_answered = asked_now - asked == answered_now - answered && answered_now - answered >= up.max(1);
+        is_answered.then_some((query, tiers))
+    })
+}
+
+/// Fetch until all of a chain is there: what is late is a miss.
+pub fn fetch_whole(peers: &Peers, ns: Namespace, keys: &[Key]) {
+    until(|| (fetch(peers, ns, keys).1 == keys.len()).then_some(()));
 }
 
 /// Fetch all of a chain, and wait for it.

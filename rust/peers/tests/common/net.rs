@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::TcpListener;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use pegaflow_engine::Pool;
 use pegaflow_peers::transport::{DataServer, DataStarter, LeasedParts, Transport, TransportKind};
@@ -21,6 +21,7 @@ struct State {
 #[derive(Clone, Default)]
 pub struct Net {
     state: Arc<Mutex<State>>,
+    changed: Arc<Condvar>,
     pub ghosts: Ghosts,
 }
 
@@ -55,11 +56,13 @@ impl Net {
 
     /// One that passes for this kind.
     pub fn transport_of(&self, pool: &Arc<Pool>, kind: TransportKind) -> Arc<dyn Transport> {
-        let state = Arc::clone(&self.state);
+        let (state, changed) = (Arc::clone(&self.state), Arc::clone(&self.changed));
         let source = move |port: u32, reads: bool| {
             let mut state = state.lock().unwrap();
-            let fault = state.faults.get(&port).copied().unwrap_or_default();
             state.reads += u64::from(reads);
+            let is_held = |state: &mut State| reads && state.faults.get(&port) == Some(&Fault::Held);
+            let state = changed.wait_while(state, is_held).unwrap();
+            let fault = state.faults.get(&port).copied().unwrap_or_default();
             (state.served.get(&port).cloned(), fault)
         };
         Arc::new(FakeTransport { kind, space: pool.space(), source: Arc::new(source), ghosts: self.ghosts.clone() })
@@ -70,6 +73,7 @@ impl Net {
         let mut state = self.state.lock().unwrap();
         let ports: Vec<u32> = state.served.keys().copied().collect();
         state.faults.extend(ports.into_iter().map(|port| (port, fault)));
+        self.changed.notify_all();
     }
 
     /// What went wrong in one way goes wrong in another one from now on.

@@ -33,7 +33,7 @@ pub(crate) fn asker(url: &str) -> Directory {
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(90), "in vain: {what}");
+        assert!(began.elapsed() < Duration::from_secs(120), "in vain: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
     began.elapsed()

@@ -37,6 +37,8 @@ pub enum Fault {
     LosesCount,
     /// It takes so long.
     Slow,
+    /// It takes until the fault is another one (of servers that can wait for that).
+    Held,
     /// Nothing comes until patience ends.
     Never,
     /// Nothing comes as long as the test does not say otherwise; then the channel breaks.

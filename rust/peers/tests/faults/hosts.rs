@@ -47,13 +47,15 @@ impl Drop for Worker {
     }
 }
 
-/// An address that nobody has at the moment and nobody else was told of, with the port behind it.
+/// An address that nobody has at the moment and nobody else was told of, with the port behind it. Below those that the
+/// kernel gives to whoever connects somewhere: it stays free until it is used.
 pub(crate) fn unused_address() -> String {
     static TOLD: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     until(|| {
-        let first = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = first.local_addr().unwrap().port();
-        let next = port.checked_add(1)?;
+        let nanos = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos();
+        let port = 20_000 + (nanos / 64 % 6_000) as u16 * 2;
+        let next = port + 1;
+        let _first = std::net::TcpListener::bind(("127.0.0.1", port)).ok()?;
         let _second = std::net::TcpListener::bind(("127.0.0.1", next)).ok()?;
         let mut told = TOLD.lock().unwrap();
         (told.is_disjoint(&[port, next].into()) && told.insert(port) && told.insert(next))
