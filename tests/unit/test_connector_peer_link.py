@@ -102,8 +102,15 @@ def test_without_rdma_the_kernel_is_not_asked_for_ports() -> None:
     link = PeerLink(config(peers=("10.0.0.2:7",), nics=()), parts.types)
     link.open(FakePool())  # type: ignore[arg-type]
     assert parts.arguments["client"][1]["nics"] == []
-    with pytest.raises(InvalidArgument, match=r"mlx5_1 .*the link is down"):
-        PeerLink(config(peers=("10.0.0.2:7",), nics=("mlx5_1",)), Parts(PORT, DOWN).types)
+    with pytest.raises(InvalidArgument, match=r"mlx5_2 .* is not there"):
+        PeerLink(config(peers=("10.0.0.2:7",), nics=("mlx5_2",)), Parts(PORT, DOWN).types)
+
+
+def test_named_port_that_is_down_is_left_out() -> None:
+    parts = Parts(PORT, DOWN)
+    link = PeerLink(config(peers=("10.0.0.2:7",), nics=("mlx5_1",)), parts.types)
+    link.open(FakePool())  # type: ignore[arg-type]
+    assert parts.arguments["client"][1]["nics"] == []
 
 
 @pytest.mark.parametrize("kind", ["server", "client"])
