@@ -27,6 +27,9 @@ PRESENT_MAX = 4_096
 PRESENT_SECONDS = 1.0
 """A block that was with a peer counts as still there for so long. Then it is asked for again: a peer evicts, too."""
 
+ANSWER_SECONDS_MAX = 3.0
+"""An answer that is looked at so long after its question says nothing of now, and is not believed."""
+
 GRACE_SECONDS = 3.0
 """A peer that failed counts as alive for so long: a busy host may be late once with an answer."""
 
@@ -45,6 +48,7 @@ class PeerWatch:
         self._present: OrderedDict[tuple[int, bytes], float] = OrderedDict()  # until when, by the monotonic clock
         self._query: Query | None = None
         self._asked: list[tuple[int, list[bytes]]] = []
+        self._asked_at = 0.0
         self._next_at = 0.0
         self._alive_until = 0.0
 
@@ -92,32 +96,38 @@ class PeerWatch:
         return time.monotonic() < self._present.get(block, 0.0)
 
     def _go_on(self, namespaces: "Mapping[int, Namespace]") -> None:
+        now = time.monotonic()
         query, self._query = self._query, None
-        if query is not None:
+        if query is not None and now - self._asked_at > ANSWER_SECONDS_MAX:
+            query.close()
+        elif query is not None:
             answers = query.poll()
             if answers is None:
                 self._query = query
                 return
             query.close()
-            until = time.monotonic() + PRESENT_SECONDS
-            for (group, keys), tiers in zip(self._asked, answers, strict=True):
-                for key, tier in zip(keys, tiers, strict=False):
-                    if tier:
-                        self._present[group, key] = until
-                        self._present.move_to_end((group, key))
-            while len(self._present) > PRESENT_MAX:
-                self._present.popitem(last=False)
-        now = time.monotonic()
+            self._note(answers, now + PRESENT_SECONDS)
         client = self._client()
         if now < self._next_at or client is None or not self._wanted:
             return
-        self._next_at = now + ASK_SECONDS
+        self._next_at, self._asked_at = now + ASK_SECONDS, now
         by_group: dict[int, list[bytes]] = {}
         for group, key in self._wanted:
             by_group.setdefault(group, []).append(key)
         self._wanted.clear()
         self._asked = list(by_group.items())
         self._query = client.find([(namespaces[group], keys, False) for group, keys in self._asked])
+
+    def _note(self, answers: Sequence[bytes], until: float) -> None:
+        """Remember until then what is there. It need not be asked for any more."""
+        for (group, keys), tiers in zip(self._asked, answers, strict=True):
+            for key, tier in zip(keys, tiers, strict=False):
+                if tier:
+                    self._present[group, key] = until
+                    self._present.move_to_end((group, key))
+                    self._wanted.pop((group, key), None)
+        while len(self._present) > PRESENT_MAX:
+            self._present.popitem(last=False)
 
 
 class WatchedView:

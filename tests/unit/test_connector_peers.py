@@ -514,6 +514,37 @@ def test_prompt_that_was_with_a_peer_is_asked_for_again_after_a_while(
     assert_nothing_asked(decode, peers)
 
 
+@pytest.mark.parametrize("step_seconds", [0.0, 0.08, 0.9, 2.0])
+def test_answer_to_a_question_of_long_ago_says_nothing_of_now(
+    step_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits asks in steps, and leaves when all is there: what was asked last may be answered much later."""
+    now = [100.0]
+    monkeypatch.setattr(peer_watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    prefill, decode, peers = decode_with_peer()
+    prefill.add(PROMPT)
+    prefill.run()
+    decode.add(PROMPT)
+    while decode.requests:
+        decode.step()
+        now[0] += step_seconds
+    for engine in (prefill, decode):
+        engine.pool.slots.clear()  # evicted
+    now[0] += 3600.0
+    request = decode.add(PROMPT)
+    for _ in range(5):
+        decode.step()
+        now[0] += step_seconds
+    assert request.state == "waiting"
+    prefill.add(PROMPT)
+    prefill.run()
+    while decode.requests:
+        decode.step()
+        now[0] += step_seconds
+    assert request.hit_tokens == 42
+    assert_nothing_asked(decode, peers)
+
+
 def test_waiting_ends_after_its_time_with_what_a_peer_has() -> None:
     prefill, decode, peers = decode_with_peer(wait_for_full_prefix_seconds=0.02)
     prefill.add(PROMPT[:24])

@@ -40,6 +40,8 @@ pub const SESSION_SILENCE_MAX: Duration = Duration::from_secs(30);
 pub const STREAMS_MAX: usize = 64;
 /// How long a stream may stand still.
 pub const STREAM_STALL_MAX: Duration = Duration::from_secs(5);
+/// A peer that had no room for a channel so often in a row has failed.
+pub const TURNED_AWAY_MAX: u32 = 16;
 /// First pause after a peer failed; doubled up to [`BACKOFF_MAX`].
 pub const BACKOFF_MIN: Duration = Duration::from_secs(1);
 /// See [`BACKOFF_MIN`].

@@ -63,7 +63,10 @@ impl Core {
         let mut reserved = Vec::with_capacity(absent.len());
         for position in &absent {
             let Some(taken) = self.take_slot(ns, account, evict) else {
-                self.count_refused(ns, (absent.len() - reserved.len()) as u64);
+                // What waits for the pool to grow is not refused, and comes again.
+                if !self.may_grow(ns) {
+                    self.count_refused(ns, (absent.len() - reserved.len()) as u64);
+                }
                 break;
             };
             let parent = match parents {

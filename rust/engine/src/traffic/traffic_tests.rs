@@ -240,6 +240,19 @@ fn evicted_and_refused_blocks_are_those_that_are_not_there() {
 }
 
 #[test]
+fn what_waits_for_the_pool_to_grow_is_not_refused() {
+    let pool = pool(1);
+    let ns = space(&pool, 1);
+    let mut tries = 0;
+    while pool.reserve(ns, &keys(0..3), None, true).unwrap().is_empty() {
+        tries += 1;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(tries > 0, "a new pool has no segment yet");
+    assert_eq!(counts(&pool, ns)["refused_blocks"], 0);
+}
+
+#[test]
 fn locks_and_rebuilds_are_counted_once_also_those_before_the_first_namespace() {
     let pool = pool(1);
     let core = pool.core();

@@ -12,6 +12,7 @@ use super::calls::{Calls, Failure, FailureKind};
 use super::facts::PeerCounters;
 use super::lane::Lane;
 use super::link;
+use crate::limits::TURNED_AWAY_MAX;
 use crate::proto::HelloReply;
 use crate::sync::{Acquire, AtomicBool, AtomicU64, Release, lock};
 use crate::transport::TransportKind;
@@ -46,6 +47,8 @@ pub(crate) struct PeerState {
     pub(crate) bytes_per_second: Option<f64>,
     /// It did what it was asked for since it greeted.
     pub(crate) is_good: bool,
+    /// How often it had no room for a channel, since one has brought anything.
+    pub(crate) turned_away: u32,
 }
 
 /// One peer.
@@ -71,6 +74,7 @@ impl Peer {
             rtt: None,
             bytes_per_second: None,
             is_good: false,
+            turned_away: 0,
         };
         let peer = Arc::new(Self {
             address: address.to_owned(),
@@ -130,9 +134,22 @@ impl Peer {
         }
     }
 
+    /// It has no room for a channel. That is no failure, unless there never is any: then what listens there is no server
+    /// of blocks.
+    pub(crate) fn note_turned_away(&self, up: &Up, problem: &str) {
+        let mut state = lock(&self.state);
+        state.turned_away += 1;
+        if state.turned_away >= TURNED_AWAY_MAX {
+            state.turned_away = 0;
+            drop(state);
+            self.fail(up, problem);
+        }
+    }
+
     /// It did what it was asked for.
     pub(crate) fn praise(&self) {
-        lock(&self.state).is_good = true;
+        let mut state = lock(&self.state);
+        (state.is_good, state.turned_away) = (true, 0);
     }
 
     /// Ask nothing more of it.

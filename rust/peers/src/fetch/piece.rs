@@ -257,8 +257,9 @@ fn judge(
     let released = up.calls.release(leased.ticket.lease);
     if let Some(error) = &outcome.broken {
         *channel = None;
-        if error.kind() != ErrorKind::Full {
-            peer.fail(up, &error.to_string());
+        match error.kind() {
+            ErrorKind::Full => peer.note_turned_away(up, &error.to_string()),
+            _ => peer.fail(up, &error.to_string()),
         }
     }
     if !outcome.quiet {
