@@ -14,6 +14,8 @@ from typing import Any
 
 RESET_SECONDS_MAX = 240.0
 READY_SECONDS_MAX = 240.0
+ROOM_SECONDS_MAX = 20.0
+"""After a reset: a group of which nothing was saved may have no slots until something is."""
 
 
 class Engines:
@@ -36,14 +38,14 @@ class Engines:
         if core is not None and core.scheduler.connector is not None:
             if hasattr(core.scheduler.connector, "_connectors"):
                 self.generate([[3]], 1)  # layouts come with the first step
-            self._wait_for_room(core.scheduler.connector)
+            self._wait_for_room(core.scheduler.connector, READY_SECONDS_MAX)
 
     @staticmethod
-    def _wait_for_room(connector: Any) -> None:
+    def _wait_for_room(connector: Any, seconds_max: float) -> None:
         """Until the pool has slots for the first blocks: a busy machine may take longer than a tiny request."""
         for child in getattr(connector, "_connectors", [connector]):
             store = getattr(child, "_store", None)
-            deadline = time.monotonic() + READY_SECONDS_MAX
+            deadline = time.monotonic() + seconds_max
             while store is not None and store.off is None and time.monotonic() < deadline:
                 namespaces = store.namespaces()
                 if namespaces and all(space.stats()["slots_free"] for space in namespaces.values()):
@@ -96,7 +98,8 @@ class Engines:
             if self._llm.reset_prefix_cache(reset_connector=connector):
                 core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
                 if connector and core is not None:
-                    self._wait_for_room(core.scheduler.connector)  # what is saved from now on has a place of its own
+                    # What is saved from now on has a place of its own.
+                    self._wait_for_room(core.scheduler.connector, ROOM_SECONDS_MAX)
                 return True
             if time.monotonic() > deadline:
                 return False
