@@ -119,10 +119,10 @@ rdma-test:  ## Run the tests of transports over two RDMA devices that reach each
 	    --test-threads 1
 
 # Under an emulated processor: no KVM is needed, and what is tested is not how fast it is.
-rdma-guest:  ## Run the same in a guest kernel with four Soft-RoCE devices (QEMU, ibverbs-providers and Debian's package lists)
+rdma-guest:  ## Run the same in a guest kernel with four Soft-RoCE devices (QEMU, ibverbs-providers, Debian's package lists); CASES=100 kills
 	binaries=$$(cargo test --locked --package pegaflow-peers --no-run 2>&1 | \
 	    sed -n 's,.*Executable tests/\(transports\|troubles\|rdma\|killed_peer\)\.rs (\(.*\)),\2,p') && \
-	    $(PYTHON) tools/rdma_guest.py $$binaries
+	    PEGAFLOW_PEER_CASES=$(if $(filter file,$(origin CASES)),,$(CASES)) $(PYTHON) tools/rdma_guest.py $$binaries
 
 soak:  ## Kill, stop and reset processes for MINUTES=5, from SEED= if given (result in build/soak.json)
 	@mkdir -p build

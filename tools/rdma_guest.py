@@ -118,6 +118,12 @@ DEVICES = (
 Soft-RoCE may say that a READ is done of which no byte has come."""
 
 
+def cases() -> list[str]:
+    """How many of each fault, if ``PEGAFLOW_PEER_CASES`` says so."""
+    wanted = os.environ.get("PEGAFLOW_PEER_CASES")
+    return [f"export PEGAFLOW_PEER_CASES={int(wanted)}"] if wanted else []
+
+
 class CannotRun(Exception):
     """Why there is no guest."""
 
@@ -283,7 +289,7 @@ def main() -> int:
         python = shlex.quote(sys.executable)
         tests = [f"{shlex.quote(str(one))} --test-threads 1 || failed=1" for one in binaries]
         (job / "command").write_text(
-            "\n".join([FOUND.replace("@PYTHON@", python), DEVICES, *tests, "exit $failed", ""])
+            "\n".join([FOUND.replace("@PYTHON@", python), DEVICES, *cases(), *tests, "exit $failed", ""])
         )
         folder = shlex.quote(os.path.abspath("rust/peers"))
         (job / "start").write_text(START.replace("@JOB@", str(job)).replace("@FOLDER@", folder))
