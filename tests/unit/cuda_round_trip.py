@@ -5,6 +5,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from pegaflow import _native
 from tests.unit.native_pools import FINGERPRINT, address_of, keys, open_pool, reserve_all
@@ -30,6 +31,12 @@ def finish(copier: _native.CudaCopier, job: int) -> None:
         raise SystemExit(f"job {done.job}: failed {done.failed}, error {done.error}, {done.bytes} bytes")
 
 
+def is_registered(progress: dict[str, Any]) -> bool:
+    """Everything that was there: the pool may have grown meanwhile, and either segment comes first."""
+    registered: int = progress["bytes_registered"]
+    return 0 < progress["bytes_seen"] <= registered
+
+
 def main(library: str, shm_dir: str, backend: str) -> None:
     """Copy there and back, once before and once after segments are page-locked."""
     ctypes.CDLL(library)  # found by its name from now on
@@ -48,7 +55,7 @@ def main(library: str, shm_dir: str, backend: str) -> None:
             raise SystemExit("other bytes came back")
         copier.register(namespace, 0)
         deadline = time.monotonic() + WAIT_MS / 1000
-        while copier.progress()["bytes_registered"] == 0 and time.monotonic() < deadline:
+        while not is_registered(copier.progress()) and time.monotonic() < deadline:
             time.sleep(0.005)
     stats, progress = copier.stats(), copier.progress()
     if stats["bytes_bounced"] != 2 * len(source) or progress["problem"] or not copier.healthy() or copier.problem():

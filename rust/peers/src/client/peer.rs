@@ -134,8 +134,8 @@ impl Peer {
         }
     }
 
-    /// It has no room for a channel. That is no failure, unless there never is any: then what listens there is no server
-    /// of blocks.
+    /// It has no room for a channel. That is no failure, unless there never is any: then what listens there is no
+    /// server of blocks.
     pub(crate) fn note_turned_away(&self, up: &Up, problem: &str) {
         let mut state = lock(&self.state);
         state.turned_away += 1;
