@@ -16,8 +16,8 @@ use crate::blocks::{
 use crate::forge::Forge;
 use crate::reaper;
 
-/// Longest try to get to a point. Only who is in the way of it for good makes it so long.
-const TRY_MAX: Duration = Duration::from_secs(20);
+/// Longest try to get to a point. Only who is in the way of it for good makes it so long, and then all tries are.
+const TRY_MAX: Duration = Duration::from_secs(5);
 /// Passes over two chains until a pool that does not grow any more is as full of them as it gets.
 const FILLS_MAX: usize = 20;
 /// Namespaces beside the main one: with it more than the pool has extents.
