@@ -148,18 +148,23 @@ fn a_server_that_is_full_greets_takes_leases_back_and_tells_its_health() {
     assert_eq!(server.facts().leased_bytes, 0);
 }
 
+/// Ask for blocks, and fetch what is said to be there; nothing comes.
+fn fetch_in_vain(peers: &Peers, pool: &Arc<Pool>) {
+    let question = pegaflow_peers::Question { namespace: namespace(pool), keys: keys(0..10), chained: true };
+    if let Some(query) = peers.find(vec![question]).unwrap() {
+        until(|| query.poll());
+        if let Some(fetch) = query.fetch(0, 0..10, None).unwrap() {
+            assert_eq!(until(|| fetch.poll()), 0);
+        }
+    }
+}
+
 /// Ask for blocks and fetch them until a peer has refused, and for some time after that. What was wrong with the peer.
 fn problems(peers: &Peers, pool: &Arc<Pool>, refused: impl Fn() -> u64) -> BTreeSet<String> {
-    let question = pegaflow_peers::Question { namespace: namespace(pool), keys: keys(0..10), chained: true };
     let mut all = BTreeSet::new();
     let mut ends = None;
     until(|| {
-        if let Some(query) = peers.find(vec![question.clone()]).unwrap() {
-            until(|| query.poll());
-            if let Some(fetch) = query.fetch(0, 0..10, None).unwrap() {
-                assert_eq!(until(|| fetch.poll()), 0);
-            }
-        }
+        fetch_in_vain(peers, pool);
         all.extend(peers.facts().remove(0).problem);
         if refused() > 0 && ends.is_none() {
             ends = Some(Instant::now() + Duration::from_millis(500));
@@ -254,14 +259,8 @@ fn a_peer_that_has_no_room_for_a_stream_is_left_alone_only_if_it_never_has() {
     let server = PeerServer::start(theirs, options).unwrap();
     let address = until(|| server.facts().address).to_string();
     let peers = connect_by_tcp(&ours, &[address]);
-    let question = pegaflow_peers::Question { namespace: namespace(&ours), keys: keys(0..10), chained: true };
     let problem = until(|| {
-        if let Some(query) = peers.find(vec![question.clone()]).unwrap() {
-            until(|| query.poll());
-            if let Some(fetch) = query.fetch(0, 0..10, None).unwrap() {
-                assert_eq!(until(|| fetch.poll()), 0);
-            }
-        }
+        fetch_in_vain(&peers, &ours);
         peers.facts().remove(0).problem.filter(|problem| problem.contains("stream"))
     });
     assert!(problem.contains("no room"), "{problem}");
