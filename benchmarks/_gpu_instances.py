@@ -107,6 +107,12 @@ class Instance:
         sums: dict[str, float] = self.answer()
         return sums
 
+    def digests(self, blocks: int) -> list[list[int]]:
+        """A number for the bytes of each block of the GPUs' KV cache, by rank."""
+        self.send({"digests": blocks})
+        numbers: list[list[int]] = self.answer()
+        return numbers
+
     def kill(self) -> float:
         """kill -9 of all its processes; returns when."""
         when = time.clock_gettime(time.CLOCK_MONOTONIC)

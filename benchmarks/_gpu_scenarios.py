@@ -24,6 +24,7 @@ REGISTERED_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.25
 SHM_DIR = Path("/dev/shm")
 Answers = list[dict[str, Any]]
+Sums = dict[str, float]
 
 
 def ttft_ms(answers: Answers) -> list[float]:
@@ -109,10 +110,8 @@ class Scenarios:
             "num_gpu_blocks_override": options.gpu_tokens // options.block_tokens,
             "seed": 0,
         }
-        if options.gpus:
-            on_one = -(-instances * tensor_parallel // options.gpus)
-            arguments |= {"gpu_memory_utilization": round(0.85 / on_one, 3)}
-        return arguments
+        on_one = -(-instances * tensor_parallel // options.gpus) if options.gpus else 2 * instances
+        return {**arguments, "gpu_memory_utilization": round(0.85 / on_one, 3), **options.engine}
 
     def _started(
         self, instances: Instances, kind: Kind, place: Path, numbers: Sequence[int], of: int
@@ -282,25 +281,49 @@ class Scenarios:
         prompts = self._long_prompts(8, 13)
         cold = one.ask(prompts, 4, 1)
         time.sleep(SETTLE_SECONDS)
+        blocks = options.gpu_tokens // options.block_tokens
+        computed = one.digests(blocks)
         # Whatever is left in the GPUs' own cache goes.
         evictors = one.ask(self._long_prompts(options.gpu_tokens // options.prefix_tokens // 2 + 2, 14), 1, 1)
         time.sleep(SETTLE_SECONDS)
+        before = one.metrics() if kind.connector == "ours" else {}
         warm = one.ask(prompts, 4, 1)
         same = [answer["tokens"] for answer in warm] == [answer["tokens"] for answer in cold]
         self._row(kind, f"{ranks} ranks: computed, first token", pair(ttft_ms(cold)))
         self._row(kind, f"{ranks} ranks: loaded, first token", pair(ttft_ms(warm)))
         self._row(kind, "cached; tokens", f"{hit_rate(warm):.1f} %; {'equal' if same else 'DIFFER'}")
+        self._row(kind, "blocks with the same bytes again, by rank", self._same_bytes(computed, one.digests(blocks)))
+        found = kv_bytes_per_token(options.shape) * sum(answer["cached"] for answer in warm)
+        self._row(kind, "KV of prompts that were found, by first token", f"{found / sum(ttft_ms(warm)) / 1e6:.1f} GB/s")
         if kind.connector == "ours":
-            sums = one.metrics()
-            for way in ("load", "save"):
-                moved = sums.get(f"vllm:pega_{'loaded' if way == 'load' else 'saved'}_bytes", 0.0)
-                seconds = sums.get(f"vllm:pega_{way}_moving_us", 0.0) / 1e6
-                self._row(kind, f"{way}s: GB/s of one rank", f"{moved / max(seconds, 1e-9) / GB:.1f}")
-            self._row(kind, "page-locked by all ranks", f"{sums.get('vllm:pega_registered_bytes', 0.0) / GB:.1f} GB")
+            after = one.metrics()
+            self._moved(kind, ranks, "saves", "saved_bytes", "save_moving_us", {}, before)
+            self._moved(kind, ranks, "loads", "loaded_bytes", "load_moving_us", before, after)
+            locked = after.get("vllm:pega_registered_bytes", 0.0) / GB
+            self._row(
+                kind, "page-locked by all ranks / memory of the pool", f"{locked:.1f} / {memory_of(place):.1f} GB"
+            )
             stored = bytes_in(place)
             tokens = sum(answer["prompt_tokens"] for answer in (*cold, *evictors))
             by_shape = kv_bytes_per_token(options.shape)
             self._row(kind, "stored per token / by the shape", f"{stored / max(1, tokens):.0f} / {by_shape} bytes")
+
+    def _same_bytes(self, computed: list[list[int]], loaded: list[list[int]]) -> str:
+        """How many blocks of the last prompts that fit are in the GPUs' caches again. The last block of each is not
+        found but computed."""
+        options = self._options
+        fit = max(1, options.gpu_tokens // (2 * options.prefix_tokens) - 1)
+        least = fit * (2 * options.prefix_tokens // options.block_tokens - 1)
+        same = [len(set(before) & set(after)) for before, after in zip(computed, loaded, strict=True)]
+        return f"{', '.join(map(str, same))} of at least {least}{'' if min(same) >= least else ': BYTES DIFFER'}"
+
+    def _moved(self, kind: Kind, ranks: int, way: str, moved: str, moving_us: str, before: Sums, after: Sums) -> None:
+        """What the ranks copied between two readings. Both sums are of all ranks, which copy at the same time."""
+        count, micros = (
+            after.get(f"vllm:pega_{name}", 0.0) - before.get(f"vllm:pega_{name}", 0.0) for name in (moved, moving_us)
+        )
+        each = count / max(micros, 1.0) / 1e3
+        self._row(kind, f"{way}: of one rank / of {ranks}", f"{each:.1f} / {each * ranks:.1f} GB/s")
 
 
 def seconds_of(engines: Sequence[Instance]) -> str:
@@ -324,6 +347,11 @@ def kv_bytes_per_token(shape: str) -> int:
     if "kv_lora_rank" in config:
         return int(2 * config["num_hidden_layers"] * (config["kv_lora_rank"] + config["qk_rope_head_dim"]))
     return int(4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
+
+
+def memory_of(place: Path) -> float:
+    """GB that the pool there takes."""
+    return sum(path.stat().st_blocks * 512 for path in place.rglob("*") if path.is_file()) / GB
 
 
 def bytes_in(place: Path) -> int:

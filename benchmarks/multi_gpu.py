@@ -33,7 +33,7 @@ TINY = {
     "at_once": 2,
     "stream_tokens": 64,
     "fill_prompts": 6,
-    "gpu_tokens": 2048,
+    "gpu_tokens": 2080,
     "block_tokens": 32,
 }
 
@@ -60,6 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpu-tokens", type=int, default=40_960, help="that fit into the KV cache of an instance")
     parser.add_argument("--block-tokens", type=int, default=64)
     parser.add_argument("--tensor-parallel", type=int, help="GPUs of the engine in tp; default: all")
+    parser.add_argument("--engine", type=json.loads, default={}, help="more arguments of the engines, as JSON")
     parser.add_argument("--compile", action="store_true", help="with CUDA graphs; starts take longer")
     parser.add_argument("--ours", type=Path, default=home_of_ours(), help="directory that holds our package")
     parser.add_argument("--original", type=Path, help="directory that holds the original's package")

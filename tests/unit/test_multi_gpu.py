@@ -26,6 +26,9 @@ with open(sys.argv[1] + ".asked", "a") as asked:
     print(json.dumps({"import_s": 1.0, "start_s": 2.5}), flush=True)
     for line in sys.stdin:
         wanted = json.loads(line)
+        if "digests" in wanted:
+            print(json.dumps([list(range(wanted["digests"]))] * 2), flush=True)
+            continue
         if "ask" not in wanted:
             print(json.dumps({"vllm:pega_registered_bytes": 3e9}), flush=True)
             continue
