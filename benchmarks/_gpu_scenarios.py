@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks._gpu_instances import GB, Instance, Instances, Kind, transfer
@@ -21,7 +22,7 @@ SCENARIOS = ("sharing", "kill", "start", "loads", "tp")
 SETTLE_SECONDS = 2.0
 KILL_AFTER_SECONDS = 2.0
 REGISTERED_SECONDS_MAX = 60.0
-POLL_SECONDS = 0.25
+REPORT_SECONDS = 1.25
 SHM_DIR = Path("/dev/shm")
 Answers = list[dict[str, Any]]
 Sums = dict[str, float]
@@ -233,14 +234,10 @@ class Scenarios:
         """Until page-locking has come to its end in all engines."""
         began, before = time.monotonic(), [-1.0] * len(engines)
         while time.monotonic() - began < REGISTERED_SECONDS_MAX:
-            now = []
-            for one in engines:
-                one.ask([prompt[:64]], 1, 1)
-                now.append(one.metrics().get("vllm:pega_registered_bytes", 0.0))
+            now = [self._sums(one, prompt).get("vllm:pega_registered_bytes", 0.0) for one in engines]
             if now == before:
                 break
             before = now
-            time.sleep(POLL_SECONDS + 1.0)
         seconds = time.monotonic() - began
         self._row(kind, "page-locked by each", ", ".join(f"{one / GB:.1f}" for one in before) + " GB")
         self._row(kind, "nothing more to page-lock after", f"{seconds:.1f} s", seconds=seconds)
@@ -286,17 +283,17 @@ class Scenarios:
         # Whatever is left in the GPUs' own cache goes.
         evictors = one.ask(self._long_prompts(options.gpu_tokens // options.prefix_tokens // 2 + 2, 14), 1, 1)
         time.sleep(SETTLE_SECONDS)
-        before = one.metrics() if kind.connector == "ours" else {}
+        before = self._sums(one, prompts[0]) if kind.connector == "ours" else {}
         warm = one.ask(prompts, 4, 1)
         same = [answer["tokens"] for answer in warm] == [answer["tokens"] for answer in cold]
-        self._row(kind, f"{ranks} ranks: computed, first token", pair(ttft_ms(cold)))
-        self._row(kind, f"{ranks} ranks: loaded, first token", pair(ttft_ms(warm)))
+        self._row(kind, f"{ranks} ranks: computed, first token, median / worst", middle(ttft_ms(cold)))
+        self._row(kind, f"{ranks} ranks: loaded, first token, median / worst", middle(ttft_ms(warm)))
         self._row(kind, "cached; tokens", f"{hit_rate(warm):.1f} %; {'equal' if same else 'DIFFER'}")
         self._row(kind, "blocks with the same bytes again, by rank", self._same_bytes(computed, one.digests(blocks)))
         found = kv_bytes_per_token(options.shape) * sum(answer["cached"] for answer in warm)
         self._row(kind, "KV of prompts that were found, by first token", f"{found / sum(ttft_ms(warm)) / 1e6:.1f} GB/s")
         if kind.connector == "ours":
-            after = one.metrics()
+            after = self._sums(one, prompts[0])
             self._moved(kind, ranks, "saves", "saved_bytes", "save_moving_us", {}, before)
             self._moved(kind, ranks, "loads", "loaded_bytes", "load_moving_us", before, after)
             locked = after.get("vllm:pega_registered_bytes", 0.0) / GB
@@ -307,6 +304,13 @@ class Scenarios:
             tokens = sum(answer["prompt_tokens"] for answer in (*cold, *evictors))
             by_shape = kv_bytes_per_token(options.shape)
             self._row(kind, "stored per token / by the shape", f"{stored / max(1, tokens):.0f} / {by_shape} bytes")
+
+    @staticmethod
+    def _sums(one: Instance, prompt: list[int]) -> Sums:
+        """What its connector has counted. It looks once a second, in steps of the engine."""
+        time.sleep(REPORT_SECONDS)
+        one.ask([prompt[:64]], 1, 1)
+        return one.metrics()
 
     def _same_bytes(self, computed: list[list[int]], loaded: list[list[int]]) -> str:
         """How many blocks of the last prompts that fit are in the GPUs' caches again. The last block of each is not
@@ -334,6 +338,11 @@ def seconds_of(engines: Sequence[Instance]) -> str:
 def pair(values: Sequence[float]) -> str:
     """Mean and worst of milliseconds."""
     return f"{mean(values):.1f} / {max(values, default=0.0):.1f} ms"
+
+
+def middle(values: Sequence[float]) -> str:
+    """Median and worst of milliseconds. The first load of an engine takes longer than all others."""
+    return f"{median(values):.1f} / {max(values):.1f} ms"
 
 
 def pair_of(first: float, others: Sequence[float]) -> str:

@@ -49,7 +49,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
     child.write_text(CHILD)
     monkeypatch.setattr(_gpu_instances, "CHILD", child)
     monkeypatch.setattr(_gpu_scenarios, "SHM_DIR", tmp_path)
-    for name in ("SETTLE_SECONDS", "KILL_AFTER_SECONDS", "POLL_SECONDS"):
+    for name in ("SETTLE_SECONDS", "KILL_AFTER_SECONDS", "REPORT_SECONDS"):
         monkeypatch.setattr(_gpu_scenarios, name, 0.01)
     arguments = ["--tiny", "--gpus", "0", "--seconds-max", "600", "--kinds", "ours", "ours-apart", "offloading", "none"]
     return parse([*arguments, "--out", str(tmp_path / "out.json")])
@@ -101,7 +101,7 @@ def test_every_other_scenario_ends_with_rows(options: Any, tmp_path: Path, name:
         "kill": "successor: first token of its first prompt / of later ones",
         "start": "nothing more to page-lock after",
         "loads": "all instances at the same time, in sum",
-        "tp": "1 ranks: loaded, first token",
+        "tp": "1 ranks: loaded, first token, median / worst",
     }
     assert ("ours, one pool", expected[name]) in rows
 
