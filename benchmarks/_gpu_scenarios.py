@@ -297,9 +297,7 @@ class Scenarios:
             self._moved(kind, ranks, "saves", "saved_bytes", "save_moving_us", {}, before)
             self._moved(kind, ranks, "loads", "loaded_bytes", "load_moving_us", before, after)
             locked = after.get("vllm:pega_registered_bytes", 0.0) / GB
-            self._row(
-                kind, "page-locked by one rank / memory of the pool", f"{locked:.1f} / {memory_of(place):.1f} GB"
-            )
+            self._row(kind, "page-locked by one rank / memory of the pool", f"{locked:.1f} / {memory_of(place):.1f} GB")
             stored = bytes_in(place)
             tokens = sum(answer["prompt_tokens"] for answer in (*cold, *evictors))
             by_shape = kv_bytes_per_token(options.shape)

@@ -2,19 +2,23 @@
 and 10 Hz, in turns, and with and without counting each prompt in the pool's statistics.
 
 Exporter and scraper are processes of their own, as in service. Throughput is that of one process that goes round and
-round: look a prompt up, count it, lease it, store what is absent.
+round: look a prompt up, count it, lease it, store what is absent. Last, how long one scrape of a million slots takes.
 """
 
 import random
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks._common import Result, finish, median, note, pool_place
+from benchmarks import _bigpool
+from benchmarks._common import Result, finish, median, note, pool_place, seconds_of
+from benchmarks._vllm_rounds import interval
 from pegaflow import _native
+from pegaflow.exporter import FRESH_SECONDS
 
 BLOCKS = 8_192
 BLOCK_BYTES = 16 << 10
@@ -26,6 +30,9 @@ ROUNDS = 12
 ROUND_SECONDS = 3.0
 FREQUENCIES = (1, 10)
 AIM_RATIO = 0.99
+SCRAPES = 20
+SCRAPE_INTERVAL_SECONDS = 15.0
+"""Prometheus asks so often unless told otherwise."""
 SCRAPER = """
 import sys, time, urllib.request
 while True:
@@ -62,10 +69,31 @@ def main() -> None:
             # Of neighbours in time, so that what the machine does meanwhile takes part in both.
             ratios = [rate[kind] / without for rate, without in zip(rates[name], alone, strict=True)]
             counting = name == "nothing counted"
-            ratio = 1 / median(ratios) if counting else median(ratios)
+            ratios = [1 / ratio for ratio in ratios] if counting else ratios
             title = "prompts counted, by not" if counting else f"{name}, by not"
-            results.append(Result(f"{title}, {unit}", ratio, "ratio", "aim", AIM_RATIO))
-    finish("scrape", results)
+            low, high = interval(ratios)
+            row = Result(f"{title}, {unit}", median(ratios), "ratio", "aim", AIM_RATIO, low, high, better="higher")
+            results.append(row)
+    finish("scrape", [*results, *of_a_million_slots()])
+
+
+def of_a_million_slots() -> list[Result]:
+    """How long a scrape of a large pool takes, and what that is of one processor when asked as Prometheus does."""
+    note(f"a pool of {_bigpool.SLOTS:,} slots ...")
+    with pool_place(_bigpool.PLACE_BYTES) as place, exporter(place) as address:
+        pool, namespace = _bigpool.open_pool(place, create=True)
+        _bigpool.fill(pool, namespace)
+        took = []
+        for _ in range(SCRAPES):
+            took.append(seconds_of(lambda: urllib.request.urlopen(address, timeout=30).read()))
+            time.sleep(FRESH_SECONDS)
+        pool.close()
+    share = 100 * median(took) / SCRAPE_INTERVAL_SECONDS
+    return [
+        Result("one scrape, a pool of a million slots, p50", 1e3 * median(took), "ms"),
+        Result("one scrape, a pool of a million slots, worst", 1e3 * max(took), "ms"),
+        Result(f"of one processor, a scrape every {SCRAPE_INTERVAL_SECONDS:.0f} s", share, "%", better="lower"),
+    ]
 
 
 class Work:

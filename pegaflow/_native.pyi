@@ -356,6 +356,7 @@ class CudaCopier:
         copy_streams: int = 1,
         batch_copies: bool = True,
         direct_bytes_min: int = 0,
+        direct_save_bytes_min: int = 0,
         save_bytes_per_second_max: int = 0,
         register: bool = True,
         register_chunk_bytes: int = 16_777_216,
@@ -364,11 +365,12 @@ class CudaCopier:
         device memory, a kernel between ring and blocks), ``"direct"`` (a copy per run of bytes), ``"kernel"`` (a kernel
         that uses the slots by itself) or ``"auto"`` (direct where the runs of a block have ``direct_bytes_min`` bytes
         on average, else staged; 0: 1 MiB for loads and 256 KiB for saves if the driver takes many copies in one call,
-        else 4 MiB). ``ctas``: size of a kernel at most. The rings of both directions take ``2 * ring_buffers *
-        ring_buffer_bytes`` bytes of device memory. ``copy_streams`` per direction. ``batch_copies``: hand several
-        copies over in one call where the driver can. ``save_bytes_per_second_max`` 0: no limit. ``register``: page-lock
-        segments as ``register()`` asks, ``register_chunk_bytes`` at a time; what is not page-locked goes through
-        page-locked buffers. Raises ``DeviceError`` if there is no driver or device or it has no memory left."""
+        else 4 MiB; saves: ``direct_save_bytes_min``, if not 0). ``ctas``: size of a kernel at most. The rings of both
+        directions take ``2 * ring_buffers * ring_buffer_bytes`` bytes of device memory. ``copy_streams`` per direction.
+        ``batch_copies``: hand several copies over in one call where the driver can. ``save_bytes_per_second_max`` 0: no
+        limit. ``register``: page-lock segments as ``register()`` asks, ``register_chunk_bytes`` at a time; what is not
+        page-locked goes through page-locked buffers. Raises ``DeviceError`` if there is no driver or device or it has
+        no memory left."""
 
     device: int
 

@@ -34,6 +34,7 @@ LOAD_TIMEOUT_SECONDS_MIN = 30.0
 CUDA_CTAS_MAX = 1024
 CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX = 6 << 20, 6 << 30
 SAVE_RATE_BYTES_MIN = 10**6
+DIRECT_SAVE_BYTES_MIN = 4096
 FULL_PREFIX_SECONDS_MAX = 600.0
 EVICTION_POLICIES = ("probation", "lru")
 WEIGHT_MIN = 0.001
@@ -102,6 +103,8 @@ class ConnectorConfig:
     """Device memory that copies go through, beside vLLM's KV cache."""
     save_bytes_per_second_max: int = 0
     """What saves of one GPU move at most; 0: as fast as they can."""
+    direct_save_bytes_min: int = 0
+    """Runs of at least so many bytes are saved without a kernel; 0: see ``_native.CudaCopier``."""
     layerwise: str = "auto"
     """Whether a request on a GPU may run layer by layer behind its own load: ``"auto"`` (when nothing else runs),
     ``"on"`` or ``"off"``."""
@@ -310,6 +313,7 @@ _OPTIONS = {
     "cuda_ctas": _Option("cuda_ctas", _whole(1, CUDA_CTAS_MAX)),
     "cuda_ring_size": _Option("cuda_ring_bytes", _size_within(CUDA_RING_BYTES_MIN, CUDA_RING_BYTES_MAX)),
     "save_rate_max": _Option("save_bytes_per_second_max", _size_within(SAVE_RATE_BYTES_MIN)),
+    "direct_save_min": _Option("direct_save_bytes_min", _size_within(DIRECT_SAVE_BYTES_MIN)),
     "layerwise": _Option("layerwise", _one_of(LAYERWISE)),
     "pd_tail_save": _Option("pd_tail_save", _parse_bool),
     "pd_tail_load": _Option("pd_tail_load", _parse_bool),

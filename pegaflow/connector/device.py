@@ -36,6 +36,7 @@ class DeviceCopier:
             ctas=config.cuda_ctas,
             ring_buffers=RING_BUFFERS,
             ring_buffer_bytes=config.cuda_ring_bytes // (2 * RING_BUFFERS * RING_UNIT_BYTES) * RING_UNIT_BYTES,
+            direct_save_bytes_min=config.direct_save_bytes_min,
             save_bytes_per_second_max=config.save_bytes_per_second_max,
         )
         self._expected: dict[tuple[int, int], Namespace] = {}

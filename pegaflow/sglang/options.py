@@ -44,6 +44,7 @@ MEANINGLESS = {
     "cuda_ctas": GPU,
     "cuda_ring_size": GPU,
     "save_rate_max": GPU,
+    "direct_save_min": GPU,
     "layerwise": GPU,
     "pd_tail_save": PAGES,
     "pd_tail_load": PAGES,

@@ -286,6 +286,7 @@ def test_how_a_gpu_is_used_can_be_chosen() -> None:
     extra = {"pegaflow.cuda_ctas": 16, "pegaflow.cuda_ring_size": "48mib", "pegaflow.save_rate_max": "10gb"}
     config = parse_config(extra, {})
     assert (config.cuda_ctas, config.cuda_ring_bytes, config.save_bytes_per_second_max) == (16, 48 << 20, 10**10)
+    assert parse_config({"pegaflow.direct_save_min": "64kib"}, {}).direct_save_bytes_min == 64 << 10
     environ = {"PEGAFLOW_CUDA_CTAS": "8", "PEGAFLOW_CUDA_RING_SIZE": "12MiB"}
     assert (parse_config({}, environ).cuda_ctas, parse_config({}, environ).cuda_ring_bytes) == (8, 12 << 20)
 
@@ -303,6 +304,7 @@ def test_how_a_gpu_is_used_can_be_chosen() -> None:
         ("cuda_ring_size", "large", "not a size"),
         ("save_rate_max", 1, "at least 1000000 bytes"),
         ("save_rate_max", "fast", "not a size"),
+        ("direct_save_min", "1kib", "at least 4096 bytes"),
     ],
 )
 def test_wrong_numbers_for_a_gpu_are_refused_with_their_bounds(key: str, value: object, why: str) -> None:

@@ -220,7 +220,9 @@ def test_a_device_copier_is_made_as_configured_and_unlocks_only_wrong_guesses(mo
 
     monkeypatch.setattr(device._native, "CudaCopier", Recording)
     pool: Any = FakePool()
-    config = ConnectorConfig(cuda_ctas=8, cuda_ring_bytes=(48 << 20) + 1, save_bytes_per_second_max=10**9)
+    config = ConnectorConfig(
+        cuda_ctas=8, cuda_ring_bytes=(48 << 20) + 1, save_bytes_per_second_max=10**9, direct_save_bytes_min=4096
+    )
     copier = device.DeviceCopier(pool, "cuda:3", config)
     assert calls.pop() == (
         3,
@@ -229,6 +231,7 @@ def test_a_device_copier_is_made_as_configured_and_unlocks_only_wrong_guesses(mo
             "ctas": 8,
             "ring_buffers": 3,
             "ring_buffer_bytes": 8 << 20,
+            "direct_save_bytes_min": 4096,
             "save_bytes_per_second_max": 10**9,
         },
     )

@@ -21,11 +21,11 @@ def table_of(document: str) -> dict[str, str]:
     return {name: default for names, default in rows for name in names}
 
 
-NOT_SET = [("save_rate_max", 0), ("ssd_write_max", 0), ("ssd_cache_capacity", 0)]
+NOT_SET = [("save_rate_max", 0), ("direct_save_min", 0), ("ssd_write_max", 0), ("ssd_cache_capacity", 0)]
 WITHOUT_EFFECT = {*config._SERVER_OPTIONS, *config._SSD_OPTIONS_WITHOUT_EFFECT}
 FOR_SPECIALISTS = {
     "hugepages_dir", "ssd_write_inflight", "ssd_prefetch_inflight", "ssd_backend", "qps_per_peer", "peer_tls_key",
-    "peer_tls_ca", "peer_tls_cert", "tp_shard_endpoints",
+    "peer_tls_ca", "peer_tls_cert", "tp_shard_endpoints", "direct_save_min",
 }  # fmt: skip
 """The README leaves them to the document, with SSD options that have no effect."""
 

@@ -26,7 +26,7 @@ impl CudaCopier {
     #[new]
     #[pyo3(signature = (
         pool, device=0, *, backend="auto", ctas=32, ring_buffers=3, ring_buffer_bytes=16_777_216, copy_streams=1,
-        batch_copies=true, direct_bytes_min=0, save_bytes_per_second_max=0, register=true,
+        batch_copies=true, direct_bytes_min=0, direct_save_bytes_min=0, save_bytes_per_second_max=0, register=true,
         register_chunk_bytes=16_777_216
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
@@ -41,6 +41,7 @@ impl CudaCopier {
         copy_streams: usize,
         batch_copies: bool,
         direct_bytes_min: usize,
+        direct_save_bytes_min: usize,
         save_bytes_per_second_max: u64,
         register: bool,
         register_chunk_bytes: usize,
@@ -54,6 +55,7 @@ impl CudaCopier {
             copy_streams,
             batch_copies,
             direct_bytes_min,
+            direct_save_bytes_min,
             save_bytes_per_second_max,
             register,
             register_chunk_bytes,

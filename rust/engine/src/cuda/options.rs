@@ -54,6 +54,8 @@ pub struct CudaOptions {
     /// and 256 KiB for saves where the driver takes many copies in one call, else 4 MiB. Direct copies take no SMs, but
     /// more calls of the driver.
     pub direct_bytes_min: usize,
+    /// The same for saves alone; 0: as above.
+    pub direct_save_bytes_min: usize,
     /// Bytes per second that saves move at most; 0: as fast as they can.
     pub save_bytes_per_second_max: u64,
     /// Whether segments are page-locked in the background. If not, everything goes through page-locked buffers.
@@ -72,6 +74,7 @@ impl Default for CudaOptions {
             copy_streams: 1,
             batch_copies: true,
             direct_bytes_min: 0,
+            direct_save_bytes_min: 0,
             save_bytes_per_second_max: 0,
             register: true,
             register_chunk_bytes: 16 << 20,
@@ -112,6 +115,7 @@ impl CudaOptions {
     /// With `Auto`: the length of runs from which on they are copied directly.
     pub(super) fn direct_from(&self, way: Way, driver_batches: bool) -> usize {
         match self.direct_bytes_min {
+            _ if way == Way::ToHost && self.direct_save_bytes_min > 0 => self.direct_save_bytes_min,
             0 if driver_batches && way == Way::ToHost => DIRECT_SAVE_BYTES_MIN_BATCHED,
             0 if driver_batches => DIRECT_LOAD_BYTES_MIN_BATCHED,
             0 => DIRECT_BYTES_MIN_SINGLE,
@@ -155,7 +159,10 @@ mod tests {
         let automatic = CudaOptions::default();
         assert!(automatic.direct_from(Way::ToDevice, true) < automatic.direct_from(Way::ToDevice, false));
         assert!(automatic.direct_from(Way::ToHost, true) < automatic.direct_from(Way::ToDevice, true));
-        assert_eq!(CudaOptions { direct_bytes_min: 5, ..automatic }.direct_from(Way::ToHost, false), 5);
+        let chosen = CudaOptions { direct_bytes_min: 5, ..automatic };
+        assert_eq!(chosen.direct_from(Way::ToHost, false), 5);
+        let apart = CudaOptions { direct_save_bytes_min: 7, ..chosen };
+        assert_eq!([Way::ToHost, Way::ToDevice].map(|way| apart.direct_from(way, true)), [7, 5]);
     }
 
     #[test]
