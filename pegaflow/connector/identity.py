@@ -4,6 +4,7 @@ Two engines get the same fingerprint only if their blocks are interchangeable. D
 scheduler and the like are left out on purpose, so that they do not cost a warm cache.
 """
 
+import dataclasses
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -45,6 +46,26 @@ IRRELEVANT = frozenset(
     }
 )
 
+QUANTIZATION = "quantization_config"
+"""What is below it counts whatever it is called: a ``dtype`` there is that of activations, say."""
+
+FORMATS_OF_FILES = (
+    "auto",
+    "bitsandbytes",
+    "fastsafetensors",
+    "gguf",
+    "hf",
+    "instanttensor",
+    "mistral",
+    "npcache",
+    "pt",
+    "runai_streamer",
+    "runai_streamer_sharded",
+    "safetensors",
+    "sharded_state",
+)
+"""Load formats with which the weights are those in the files of the model; others come from elsewhere."""
+
 # Position encodings that change with the longest sequence allowed.
 LENGTH_DEPENDENT_ROPE = ("longrope", "su", "dynamic")
 
@@ -53,6 +74,8 @@ MEDIA_OPTIONS = (
     "mm_processor_kwargs",
     "media_io_kwargs",
     "mm_device_do_normalize",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
     "video_pruning_rate",
     "video_pruning_method",
 )
@@ -103,6 +126,8 @@ def weights_identity(
             return ["dummy", seed]
         # Training frameworks start like this and then push real weights, which we do not hear of.
         return _private("the weights are made up (load_format dummy)")
+    if load_format not in FORMATS_OF_FILES:
+        return _private(f"the weights do not come from files of the model (load_format {load_format})")
     path = local_snapshot(model, revision, download_dir)
     digest = weights_digest(path) if path else None
     if path is None or digest is None:
@@ -141,6 +166,8 @@ def fixed_factors(vllm_config: Any, geometry: Geometry, version: str) -> dict[st
         "config": config,
         "dtype": str(model.dtype),
         "quantization": plain(model.quantization),
+        QUANTIZATION: plain(getattr(model, QUANTIZATION, None), frozenset()),
+        "classes": plain(getattr(model, "model_class_overrides", None) or {}),
         "max_model_len": int(model.max_model_len) if _depends_on_length(config) else None,
         "kv_dtype": str(cache.cache_dtype),
         "hash": str(cache.prefix_caching_hash_algo),
@@ -201,14 +228,15 @@ def _depends_on_length(config: Any) -> bool:
     return isinstance(config, list) and any(map(_depends_on_length, config))
 
 
-def plain(value: Any) -> Any:
-    """``value`` as JSON types, without what is irrelevant. Objects count by their type only."""
+def plain(value: Any, dropped: frozenset[str] = IRRELEVANT) -> Any:
+    """``value`` as JSON types, without what is irrelevant. Objects of unknown kinds count by their type only."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items() if str(key) not in IRRELEVANT}
+        items = ((str(key), item) for key, item in value.items())
+        return {key: plain(item, _dropped_below(key, dropped)) for key, item in items if key not in dropped}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain(item, dropped) for item in value]
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
     if isinstance(value, Enum):
@@ -216,5 +244,11 @@ def plain(value: Any) -> Any:
     if type(value).__name__ == "dtype":
         return str(value)
     if hasattr(value, "to_dict"):
-        return plain(value.to_dict())
+        return plain(value.to_dict(), dropped)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, dropped)
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _dropped_below(key: str, dropped: frozenset[str]) -> frozenset[str]:
+    return frozenset() if key == QUANTIZATION else dropped

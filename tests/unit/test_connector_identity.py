@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,11 +64,55 @@ def print_of(made: Any) -> bytes:
         {"mm_processor_kwargs": {"max_pixels": 1}},
         {"media_io_kwargs": {"video": {"num_frames": 8}}},
         {"video_pruning_rate": 0.5},
+        {"mm_encoder_attn_dtype": "fp8"},
+        {"mm_encoder_fp8_scale_path": "/scales.json"},
     ],
     ids=lambda options: next(iter(options)),
 )
 def test_preparation_of_media_changes_the_fingerprint(options: dict[str, Any]) -> None:
     assert len({print_of(config()), print_of(media()), print_of(media(**options))}) == 3
+
+
+@dataclass
+class QuantKey:
+    dtype: torch.dtype
+
+
+@dataclass
+class Quantization:
+    """As vLLM keeps what a user says of how weights are quantized when they are loaded."""
+
+    linear: QuantKey | None = None
+    ignore: tuple[str, ...] = ()
+
+
+def test_what_is_quantized_and_how_changes_the_fingerprint() -> None:
+    options: list[Any] = [
+        None,
+        {"linear": "fp8"},
+        {"linear": "fp8", "ignore": ["lm_head"]},
+        Quantization(),
+        Quantization(QuantKey(torch.float8_e4m3fn)),
+        Quantization(QuantKey(torch.int8)),
+        Quantization(QuantKey(torch.int8), ("lm_head",)),
+    ]
+    made = [config(model_config={"quantization": "online", "quantization_config": one}) for one in options]
+    assert len(set(map(print_of, made))) == len(options)
+
+
+def test_types_of_activations_that_a_checkpoint_names_change_the_fingerprint() -> None:
+    def of(dtype: str) -> bytes:
+        layers = {"weight": {"dtype": "fp4"}, "input_tensors": {"dtype": dtype}}
+        hf_config = {"dtype": "bfloat16", "quantization_config": {"quant_method": "quark", "layers": layers}}
+        return print_of(config(model_config={"hf_config": SimpleNamespace(to_dict=lambda: hf_config)}))
+
+    assert of("fp4") != of("fp8_e4m3")
+
+
+def test_a_class_that_stands_for_a_model_changes_the_fingerprint() -> None:
+    overrides = {"model_class_overrides": {"LlamaForCausalLM": "mine:Llama"}}
+    assert print_of(config()) == print_of(config(model_config={"model_class_overrides": {}}))
+    assert print_of(config()) != print_of(config(model_config=overrides))
 
 
 @pytest.mark.parametrize("name", ["cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size"])
@@ -86,6 +131,22 @@ def test_made_up_weights_are_shared_only_if_asked_to(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(SHARE_DUMMY_VARIABLE, "1")
     first, second = twice()
     assert first == second != weights_identity("model", None, None, "dummy", 2)
+
+
+@pytest.mark.parametrize("load_format", ["tensorizer", "ipc_cache", "modelexpress", "a_plugin"])
+def test_weights_that_do_not_come_from_files_of_the_model_are_not_shared(
+    load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"x": torch.ones(8)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(weights, "process_started", lambda: time.time() + 60)
+
+    def twice(name: str) -> list[Any]:
+        return [weights_identity(str(tmp_path), None, None, name, 0) for _ in range(2)]
+
+    first, second = twice("safetensors")
+    assert first == second
+    first, second = twice(load_format)
+    assert first != second
 
 
 def test_weights_that_changed_since_the_start_are_not_shared(
