@@ -111,6 +111,9 @@ class ModelIdentity:
 
 def weights_of(vllm_config: Any) -> list[Any]:
     """What identifies the weights of all models, as this host has them. Takes up to seconds."""
+    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+        # Whoever keeps the cache over an update (clear_cache false) says nothing that we could hear.
+        return [_private("weights may be replaced while the engine runs (weight_transfer_config)")]
     try:
         return [weights_identity(*model) for model in _models(vllm_config)]
     except (OSError, ValueError) as error:  # without a digest nothing may be shared

@@ -18,6 +18,7 @@ from pegaflow.connector.identity import (
     config_problem,
     fixed_factors,
     weights_identity,
+    weights_of,
 )
 from pegaflow.keys import fingerprint
 from tests.unit.mini_engine import SINGLE
@@ -147,6 +148,17 @@ def test_weights_that_do_not_come_from_files_of_the_model_are_not_shared(
     assert first == second
     first, second = twice(load_format)
     assert first != second
+
+
+def test_an_engine_that_may_be_sent_other_weights_shares_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"x": torch.ones(8)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(weights, "process_started", lambda: time.time() + 60)
+    made = config(model_config={"model": str(tmp_path)}, load_config={"load_format": "auto"})
+    assert weights_of(made) == weights_of(made)
+    made.weight_transfer_config = SimpleNamespace(backend="nccl")
+    assert weights_of(made) != weights_of(made)
 
 
 def test_weights_that_changed_since_the_start_are_not_shared(
