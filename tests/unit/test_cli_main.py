@@ -63,6 +63,14 @@ def test_version_names_release_build_and_layout() -> None:
     assert "layout" in result.output
 
 
+def test_python_runs_the_package_as_the_command() -> None:
+    program = [sys.executable, "-m", "pegaflow"]
+    shown = subprocess.run([*program, "--version"], capture_output=True, text=True, timeout=240, check=True)
+    assert shown.stdout.startswith("pegaflow ")
+    wrong = subprocess.run([*program, "pool"], capture_output=True, text=True, timeout=240, check=False)
+    assert (wrong.returncode, wrong.stderr) == (2, "pegaflow: There is no command 'pool'; did you mean 'pools'?\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

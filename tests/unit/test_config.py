@@ -70,7 +70,7 @@ def test_what_is_not_a_size_is_refused(value: object) -> None:
         ("pool_size", "pegaflow.pool_size"),
         ("pegaflow.segment", "pegaflow.segment_size"),
         ("pegaflow.shmdir", "pegaflow.shm_dir"),
-        ("something.else", "pegaflow."),
+        ("pegaflow.pd_tail_laod", "pegaflow.pd_tail_load"),
     ],
 )
 def test_unknown_option_names_the_nearest(key: str, nearest: str) -> None:
@@ -78,10 +78,34 @@ def test_unknown_option_names_the_nearest(key: str, nearest: str) -> None:
         parse_config({key: "x"}, {})
 
 
-@pytest.mark.parametrize("key", ["metaserver_addr", "pd.rdma.rank_map"])
-def test_option_of_a_missing_feature_is_refused_by_name(key: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"pegaflow.{key} is not supported by this version"):
+@pytest.mark.parametrize(
+    "key", ["something.else", "cpu_bytes_to_use", "lmcache.mp.host", "pegaflow.http_addr", "pegaflow.log_level"]
+)
+def test_unknown_option_that_is_like_none_proposes_none(key: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{key}' is not an option of PegaFlow: remove it; docs/vllm.md lists"):
+        parse_config({key: "x"}, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("metaserver_addr", "pegaflow.peers or pegaflow.directory"),
+        ("enable_lfu_admission", "pegaflow.eviction_policy"),
+        ("max_prefetch_blocks", "pegaflow.prefetch_wait_ms_max"),
+        ("pd.rdma.rank_map", "MultiConnector"),
+        ("nixl.rdma_v1.nics", "MultiConnector"),
+    ],
+)
+def test_option_of_a_missing_feature_is_refused_by_name_and_says_what_instead(key: str, instead: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"pegaflow.{key} is not supported by this version .*{instead}"):
         parse_config({f"pegaflow.{key}": True}, {})
+
+
+def test_slip_in_the_environment_is_a_note_that_names_the_variable_that_was_meant() -> None:
+    for slip, meant in (("POOL_SIEZ", "POOL_SIZE"), ("SHMDIR", "SHM_DIR"), ("PD_TAIL_LAOD", "PD_TAIL_LOAD")):
+        (note,) = parse_config({}, {f"PEGAFLOW_{slip}": "1", "PEGAFLOW_PEER_TOKEN": "x"}).notes
+        assert f"PEGAFLOW_{slip} " in note
+        assert note.endswith(f"did you mean PEGAFLOW_{meant}?")
 
 
 @pytest.mark.parametrize("variable", ["PEGAFLOW_PD_DEVICE", "PEGAFLOW_METASERVER_ADDR"])

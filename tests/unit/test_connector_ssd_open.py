@@ -1,5 +1,7 @@
 """How an engine gives its pool an SSD tier, and what happens if it cannot."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,3 +76,14 @@ def test_options_that_cannot_be_stop_the_start(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InvalidArgument, match="too small"):
         opened(monkeypatch, pool, SSD)
     assert pool.closed
+
+
+def test_size_that_a_pool_does_not_have_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(connector.logger, "warning", lambda text, *more: said.append(text % more))
+    link: Any = SimpleNamespace(open=lambda pool: None)
+    for pool_bytes in (8 << 20, 64 << 20):
+        config = ConnectorConfig(shm_dir=str(tmp_path), pool_bytes=pool_bytes)
+        connector._open_whole(config, "engine", link).close()
+    (line,) = said
+    assert "pool default is there already and keeps its size of 0.01 GB" in line

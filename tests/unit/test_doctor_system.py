@@ -2,6 +2,7 @@
 
 import json
 import resource
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,21 @@ CHECKS = [
 @pytest.fixture
 def host(tmp_path: Path) -> MadeUpHost:
     return made_up_host(tmp_path)
+
+
+@pytest.mark.parametrize("other", ["pegaflow-llm", "pegaflow-llm-cu13"])
+def test_the_wheel_with_a_server_beside_this_one_is_a_warning(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    def version(name: str) -> str:
+        if name != other:
+            raise metadata.PackageNotFoundError(name)
+        return "0.25.1"
+
+    monkeypatch.setattr(checks_software._native, "build_profile", "release")
+    monkeypatch.setattr(metadata, "version", version)
+    finding = checks_software.package()
+    assert finding.level == WARNING
+    assert f"{other} 0.25.1 is installed" in finding.advice
+    assert f"pip uninstall {other}" in finding.advice
 
 
 def test_io_uring_that_is_refused_says_why() -> None:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pegaflow import exporter
+from pegaflow.metrics import COUNTERS, GAUGES, HISTOGRAMS, prometheus_name
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     [
@@ -17,6 +20,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 MAKE = re.compile(r"(?:`|^    )make ([a-z-]+)", re.MULTILINE)
 MODULE = re.compile(r"python -m ((?:benchmarks|demo|tools|tests)[.\w]*)")
+METRIC = re.compile(r"`((?:vllm:pega|pegaflow)_[a-z0-9_]+)`")
 OTHERS_PACKAGE = re.compile(r"pip install ['\"]?pegaflow(?![\w*/.-])")
 """On PyPI that name is another project's: ours is installed by its file."""
 NAMED_SOURCES = ("pegaflow", "examples", "docs", "tools", "benchmarks")
@@ -47,6 +51,20 @@ def test_commands_name_targets_and_modules_that_exist(document: Path) -> None:
     for module in MODULE.findall(text):
         path = ROOT / module.rstrip(".").replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), f"there is no {module}"
+
+
+def test_metrics_that_are_named_are_exported() -> None:
+    names = {f"{prometheus_name(key)}_total" for key in COUNTERS}
+    names |= {prometheus_name(key) for key in (*GAUGES, *HISTOGRAMS)}
+    names |= {f"pegaflow_{name}" for name in exporter._GAUGES}
+    names |= {f"pegaflow_{name}_total" for name in exporter._COUNTERS}
+    seen = set()
+    # Those of others are in the tables of the migration, which have a test of their own.
+    for document in set(DOCUMENTS) - {ROOT / "docs/migration.md", ROOT / "CHANGELOG.md"}:
+        found = set(METRIC.findall(document.read_text()))
+        assert found <= names, f"{document.name} names metrics that nobody has: {found - names}"
+        seen |= found
+    assert len(seen) > 20
 
 
 def test_nobody_is_told_to_install_the_package_of_others() -> None:
