@@ -118,9 +118,9 @@ def test_rm_removes_one_cache_of_several_directories(tmp_path: Path) -> None:
 
 
 def test_missing_cache_is_answered_with_the_names_that_are_there(tmp_path: Path) -> None:
-    assert "there is none" in sentence("verify", tmp_path)
+    assert "pegaflow.ssd_cache_path" in sentence("verify", tmp_path)
     write_cache(tmp_path, "llama")
-    assert "there is llama" in sentence("rm", tmp_path)
+    assert "--name of one that is there (llama)" in sentence("rm", tmp_path)
     with pytest.raises(PoolNotFound):
         ssd.verify_cache([tmp_path])
 

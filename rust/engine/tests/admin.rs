@@ -100,3 +100,34 @@ fn nothing_but_pools_is_ever_removed() {
     let facts: Value = serde_json::from_str(&admin::system_info()).unwrap();
     assert!(facts["page_bytes"].as_u64().unwrap() >= 4096, "{facts}");
 }
+
+#[test]
+fn a_removal_leaves_what_is_no_pools_and_says_so() {
+    let (_dir, path) = abandoned_pool("notes");
+    std::fs::write(path.join("notes.txt"), "mine").unwrap();
+    let error = admin::remove(&path, false).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    let place = error.to_string().split(" has files in it that are no pool's").next().map(PathBuf::from).unwrap();
+    assert_eq!(std::fs::read_to_string(place.join("notes.txt")).unwrap(), "mine");
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1);
+}
+
+#[test]
+fn a_pool_that_is_not_complete_says_what_clears_it_away() {
+    let (_dir, path) = abandoned_pool("half");
+    std::fs::remove_file(path.join("control")).unwrap();
+    let error = admin::inspect(&path).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.to_string().contains("is not complete") && error.to_string().contains("pegaflow gc"), "{error}");
+}
+
+#[test]
+fn a_file_in_the_place_of_the_directory_of_pools_is_what_is_named() {
+    let dir = ShmDir::new("file-as-dir");
+    let file = dir.0.join("file");
+    std::fs::write(&file, "x").unwrap();
+    let mut options = dir.options(MIB, MIB);
+    options.shm_dir = file.clone();
+    let error = Pool::open("p", &options).unwrap_err();
+    assert!(error.to_string().starts_with(&format!("{} is not a directory: choose", file.display())), "{error}");
+}

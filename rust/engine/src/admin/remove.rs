@@ -42,7 +42,10 @@ pub fn remove(path: &Path, force: bool) -> Result<()> {
         .map_err(|_| Error::new(ErrorKind::NotFound, format!("there is no pool at {}", path.display())))?;
     let euid = nix::unistd::geteuid().as_raw();
     if !meta.is_dir() || meta.uid() != euid {
-        return Err(Error::refused(format!("{} is not a directory of this user: it was left alone", path.display())));
+        return Err(Error::refused(format!(
+            "{} is not a directory of this user, so it was left alone: its owner may delete it with `rm -r`",
+            path.display()
+        )));
     }
     check_removable(path, force)?;
     // First out of everybody's reach, then look again: who attached meanwhile has either registered, and is seen
@@ -107,7 +110,13 @@ fn delete(dir: &Path) -> Result<()> {
             crate::crash_point::pass("remove.file_removed");
         }
     }
-    std::fs::remove_dir(dir).map_err(|error| io_error("remove", dir, &error))
+    std::fs::remove_dir(dir).map_err(|error| match error.kind() {
+        std::io::ErrorKind::DirectoryNotEmpty => Error::refused(format!(
+            "{} has files in it that are no pool's: look at them, and delete it by hand",
+            dir.display()
+        )),
+        _ => io_error("remove", dir, &error),
+    })
 }
 
 /// Finish what removers that died have begun.

@@ -135,7 +135,10 @@ fn find(dir: &Path, name: &str) -> Result<PathBuf> {
     }
     let mut names: Vec<&str> = found.iter().map(|(_, file)| file.name.as_str()).collect();
     names.dedup();
-    let there = if names.is_empty() { "there is none".into() } else { format!("there is {}", names.join(", ")) };
+    let there = match names.is_empty() {
+        true => "no cache is there, so give the directory of pegaflow.ssd_cache_path".into(),
+        false => format!("give --name of one that is there ({})", names.join(", ")),
+    };
     Err(Error::new(ErrorKind::NotFound, format!("there is no cache '{name}' in {}: {there}", dir.display())))
 }
 

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::shm::control::Control;
 use crate::shm::extent::Extent;
 use crate::shm::file::Place;
@@ -35,7 +35,16 @@ impl View {
     pub(crate) fn open(dir: &Path) -> Result<Self> {
         let place = Place::directory(dir)?;
         let name = pool_name(dir)?;
-        let file = place.open(CONTROL)?;
+        let file = place.open(CONTROL).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Error::new(
+                ErrorKind::NotFound,
+                format!(
+                    "the pool at {} is not complete: if its creator died, `pegaflow gc` clears it away after a minute",
+                    dir.display()
+                ),
+            ),
+            _ => error,
+        })?;
         let superblock = Superblock::read(&file, dir)?;
         let control = Control::map(&file, superblock.geometry)?;
         let home = segments_dir::open(&place, &file, &superblock)?;

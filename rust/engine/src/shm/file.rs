@@ -33,6 +33,11 @@ impl Place {
             Err(Errno::ENOENT) => {
                 return Err(Error::new(ErrorKind::NotFound, format!("there is no pool at {}", dir.display())));
             }
+            Err(Errno::ENOTDIR) if dir.parent().is_some_and(|above| above.exists() && !above.is_dir()) => {
+                let above = dir.parent().unwrap_or(dir).display();
+                let text = format!("{above} is not a directory: choose a mounted tmpfs as shm_dir");
+                return Err(Error::invalid(text));
+            }
             Err(Errno::ENOTDIR | Errno::ELOOP) => {
                 let text = format!("{} is not a directory: remove it or use another name", dir.display());
                 return Err(Error::refused(text));
@@ -118,6 +123,10 @@ pub(crate) fn make_dir(dir: &Path) -> Result<()> {
             "{} does not exist: choose a mounted tmpfs as shm_dir",
             dir.parent().unwrap_or(dir).display()
         ))),
+        Err(error) if error.kind() == IoKind::PermissionDenied => Err(Error::refused(format!(
+            "this user may not create {}: choose a shm_dir that it may write to, or change that one's owner or mode",
+            dir.display()
+        ))),
         Err(error) => Err(io_error("create", dir, &error)),
     }
 }
@@ -133,7 +142,8 @@ fn check_owner(path: &Path, meta: &std::fs::Metadata) -> Result<()> {
     }
     if meta.mode() & 0o077 != 0 {
         return Err(Error::refused(format!(
-            "{} is open to other users (mode {:o}): remove it, since they may have changed it",
+            "{} is open to other users (mode {:o}), who may have changed it: remove the pool with `pegaflow rm \
+             --force` and its path",
             path.display(),
             meta.mode() & 0o777
         )));

@@ -44,8 +44,20 @@ impl Geometry {
         slots_max: Option<u64>,
         page_bytes: u64,
     ) -> Result<Self> {
+        let least = SEGMENT_BYTES_MIN.max(page_bytes);
+        if pool_bytes < least {
+            return Err(Error::invalid(format!(
+                "a pool of {pool_bytes} bytes is too small: choose a pool_size of at least {least} bytes"
+            )));
+        }
         let automatic = (pool_bytes / 16).clamp(1 << 20, SEGMENT_BYTES_DEFAULT).min(pool_bytes);
         let segment_bytes = segment_bytes.unwrap_or(automatic).max(page_bytes) / page_bytes * page_bytes;
+        if pool_bytes < segment_bytes {
+            return Err(Error::invalid(format!(
+                "a pool of {pool_bytes} bytes holds no segment of {segment_bytes}: choose a larger pool_size or a \
+                 smaller segment_size"
+            )));
+        }
         let pool_bytes = pool_bytes.checked_div(segment_bytes).map_or(0, |count| count * segment_bytes);
         let slots = slots_max.unwrap_or(pool_bytes / (16 << 10)).clamp(SLOTS_MIN, SLOTS_MAX);
         let geometry = Self { pool_bytes, segment_bytes, slots_max: slots.div_ceil(SLOTS_PER_RANGE) * SLOTS_PER_RANGE };
@@ -57,7 +69,7 @@ impl Geometry {
     pub(crate) fn check(&self) -> std::result::Result<(), String> {
         if self.segment_bytes < SEGMENT_BYTES_MIN || !self.segment_bytes.is_multiple_of(PAGE) {
             return Err(format!(
-                "segments of {} bytes are too small: a pool and its segments have at least {SEGMENT_BYTES_MIN} bytes",
+                "segments of {} bytes are too small: choose a segment_size of at least {SEGMENT_BYTES_MIN} bytes",
                 self.segment_bytes
             ));
         }
@@ -65,11 +77,14 @@ impl Geometry {
             return Err(format!("a pool of {} bytes holds no segment of {}", self.pool_bytes, self.segment_bytes));
         }
         if self.pool_bytes > POOL_BYTES_MAX {
-            return Err(format!("a pool of {} bytes is too large: at most {POOL_BYTES_MAX}", self.pool_bytes));
+            return Err(format!(
+                "a pool of {} bytes is too large: choose a pool_size of at most {POOL_BYTES_MAX}",
+                self.pool_bytes
+            ));
         }
         if self.segments_max() > SEGMENTS_MAX {
             return Err(format!(
-                "{} segments are too many (at most {SEGMENTS_MAX}): choose larger segments",
+                "{} segments are too many (at most {SEGMENTS_MAX}): choose a larger segment_size",
                 self.segments_max()
             ));
         }
@@ -154,6 +169,19 @@ mod tests {
         assert!(Geometry::choose(1 << 30, Some(100), None, PAGE).is_err());
         assert!(Geometry::choose(1 << 50, Some(1 << 20), None, PAGE).is_err());
         assert!(Geometry::choose(1 << 20, Some(2 << 20), None, PAGE).is_err());
+    }
+
+    #[test]
+    fn a_size_that_is_refused_is_the_one_that_was_given_and_named_like_its_option() {
+        let refusal = |pool, segment| Geometry::choose(pool, segment, None, PAGE).unwrap_err().to_string();
+        for bytes in [0, 30, 4096, 65_535] {
+            let said = refusal(bytes, None);
+            assert!(said.starts_with(&format!("a pool of {bytes} bytes")) && said.contains("a pool_size of"), "{said}");
+        }
+        let said = refusal(1 << 20, Some(2 << 20));
+        assert!(said.contains("1048576") && said.contains("2097152") && said.contains("segment_size"), "{said}");
+        assert!(refusal(1 << 30, Some(100)).contains("a segment_size of"));
+        assert!(refusal(1 << 50, Some(1 << 20)).contains("a larger segment_size"));
     }
 
     #[test]

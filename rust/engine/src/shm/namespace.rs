@@ -157,19 +157,23 @@ impl Core {
         if part_bytes.is_empty() || part_bytes.len() > PARTS_MAX {
             return Err(Error::invalid(format!("a block has 1 to {PARTS_MAX} parts, not {}", part_bytes.len())));
         }
-        let segment = self.control.geometry().segment_bytes;
+        let (pool, segment) = (self.control.geometry().pool_bytes, self.control.geometry().segment_bytes);
         for bytes in part_bytes {
             if *bytes == 0 || bytes.checked_next_multiple_of(4096).is_none_or(|bytes| slot_stride(bytes) > segment) {
                 return Err(Error::invalid(format!(
-                    "a part of {bytes} bytes does not fit a segment of {segment} bytes: choose a larger segment_size"
+                    "a part of {bytes} bytes does not fit a segment of {segment} bytes of a pool of {pool}: \
+                     `pegaflow rm {}`, then choose a larger pool_size (and /dev/shm, if that is why it is small)",
+                    self.name
                 )));
             }
         }
         if part_bytes.len() as u64 > self.control.geometry().segments_max() {
             return Err(Error::invalid(format!(
-                "{} parts need as many segments, the pool has {}: choose a larger pool_size or smaller segment_size",
+                "{} parts need as many segments, the pool has {}: `pegaflow rm {}` and choose a larger pool_size or \
+                 smaller segment_size",
                 part_bytes.len(),
-                self.control.geometry().segments_max()
+                self.control.geometry().segments_max(),
+                self.name
             )));
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::config::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::limits::{CREATE_WAIT_MAX, POOL_BYTES_DEFAULT};
+use crate::limits::{CREATE_WAIT_MAX, POOL_BYTES_DEFAULT, SEGMENT_BYTES_MIN};
 use crate::shm::clock::unix_seconds;
 use crate::shm::control::Control;
 use crate::shm::core::Core;
@@ -177,7 +177,7 @@ fn write_control(
     let pool_bytes = match (options.pool_bytes, home) {
         (Some(bytes), _) => bytes,
         (None, Some((mount, _))) => POOL_BYTES_DEFAULT.min(mount.free_bytes),
-        (None, None) => POOL_BYTES_DEFAULT.min(free_bytes(&options.shm_dir)? / 2),
+        (None, None) => default_bytes(&options.shm_dir)?,
     };
     let page_bytes = home.map_or(0, |(mount, _)| mount.page_bytes);
     let geometry = Geometry::choose(pool_bytes, options.segment_bytes, options.slots_max, page_bytes.max(PAGE))?;
@@ -195,6 +195,21 @@ fn write_control(
     file.write_all_at(&words, 0)
         .map_err(|error| Error::new(ErrorKind::ShmFull, format!("cannot write the pool's superblock: {error}")))?;
     Ok((file, superblock))
+}
+
+/// Size of a pool for which none was asked, by what its file system has left.
+fn default_bytes(shm_dir: &Path) -> Result<u64> {
+    let free = free_bytes(shm_dir)?;
+    if free / 2 < SEGMENT_BYTES_MIN {
+        return Err(Error::new(
+            ErrorKind::ShmFull,
+            format!(
+                "{} has only {free} bytes left: enlarge it (docker: --shm-size) or remove old pools with `pegaflow gc`",
+                shm_dir.display()
+            ),
+        ));
+    }
+    Ok(POOL_BYTES_DEFAULT.min(free / 2))
 }
 
 fn attach(name: &str, place: Place, file: &File, lock_file: File, superblock: Superblock, label: &str) -> Result<Core> {
