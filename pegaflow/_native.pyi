@@ -483,8 +483,8 @@ def block_hash(
 
 def list_pools(shm_dir: str = "/dev/shm") -> str:
     """JSON list of the pools of this user below ``shm_dir``: ``[{name, path, state, error, pool_bytes, bytes_used,
-    processes_alive, processes_dead, idle_seconds}]``. ``state`` is ``"ok"``, ``"refused"`` (see ``error``) or
-    ``"creating"``. Attaches to nothing and changes nothing."""
+    processes_alive, processes_dead, idle_seconds, processes_max, namespaces, namespaces_max, slots, slots_max}]``.
+    ``state`` is ``"ok"``, ``"refused"`` (see ``error``) or ``"creating"``. Attaches to nothing and changes nothing."""
 
 def inspect(path: str) -> str:
     """JSON description of one pool (directory ``path``): geometry, namespaces with blocks and bytes, leases,

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 import click
 from rich.table import Table
 
-from pegaflow.cli import checks_container, checks_memory, checks_peers, checks_software, checks_ssd, checks_system
+from pegaflow.cli import (
+    checks_container,
+    checks_memory,
+    checks_peers,
+    checks_pools,
+    checks_software,
+    checks_ssd,
+    checks_system,
+)
 from pegaflow.cli.finding import ERROR, WARNING, Finding
 from pegaflow.cli.host import Host, bind_problem
 from pegaflow.cli.memory_policy import probe_memory_policy
@@ -61,6 +69,7 @@ def examine(host: Host, shm_dir: str, ssd_directories: Sequence[str] = ()) -> li
         checks_memory.shared_memory(host, shm_dir),
         checks_memory.memory_limit(host, shm_dir, pools),
         checks_container.room_to_grow(host, shm_dir, pools),
+        checks_pools.pool_tables(pools),
         checks_container.namespaces(host),
         checks_container.system_calls(host, system.io_uring, probe_memory_policy()),
         checks_memory.removal_at_logout(host, shm_dir),

@@ -37,6 +37,14 @@ class PoolListing:
     """Rows of the process table whose owner is dead and which nobody has reaped yet."""
     idle_seconds: int | None
     """Since the pool was last used; for a pool being created: since its newest file was changed."""
+    processes_max: int | None
+    """Processes that may be attached at a time."""
+    namespaces: int | None
+    """Of ``namespaces_max``: those that were ever opened; none is given back."""
+    namespaces_max: int | None
+    slots: int | None
+    """Of ``slots_max``: those that its segments have, whatever their state."""
+    slots_max: int | None
 
     @property
     def in_huge_pages(self) -> bool:

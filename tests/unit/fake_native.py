@@ -18,6 +18,11 @@ def listing(name: str = "default", **fields: Any) -> dict[str, Any]:
         "processes_alive": 0,
         "processes_dead": 0,
         "idle_seconds": 120,
+        "processes_max": 128,
+        "namespaces": 2,
+        "namespaces_max": 256,
+        "slots": 2048,
+        "slots_max": 524288,
     }
     entry |= fields
     return entry | {"segments_path": fields.get("segments_path", entry["path"])}
@@ -25,7 +30,10 @@ def listing(name: str = "default", **fields: Any) -> dict[str, Any]:
 
 def refused(name: str, error: str) -> dict[str, Any]:
     """An entry of ``list_pools`` for files that are not ours to map."""
-    unknown = ("segments_path", "pool_bytes", "bytes_used", "processes_alive", "processes_dead", "idle_seconds")
+    unknown = (
+        "segments_path", "pool_bytes", "bytes_used", "processes_alive", "processes_dead", "idle_seconds",
+        "processes_max", "namespaces", "namespaces_max", "slots", "slots_max",
+    )  # fmt: skip
     nothing = dict.fromkeys(unknown)
     return listing(name, state="refused", error=error) | nothing
 

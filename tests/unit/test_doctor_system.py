@@ -26,6 +26,7 @@ CHECKS = [
     "shared memory",
     "memory limit",
     "room to grow",
+    "pool tables",
     "namespaces",
     "seccomp",
     "removal at logout",

@@ -9,6 +9,7 @@ use super::view::View;
 use crate::error::{Error, ErrorKind, Result};
 use crate::shm::clock::unix_seconds;
 use crate::shm::names::{LAYOUT_VERSION, parse_pool_dir, removal_command};
+use crate::shm::namespace::facts;
 use crate::sync::Relaxed;
 
 #[derive(Serialize)]
@@ -23,6 +24,11 @@ struct Entry {
     processes_alive: Option<usize>,
     processes_dead: Option<usize>,
     idle_seconds: Option<u64>,
+    processes_max: Option<usize>,
+    namespaces: Option<usize>,
+    namespaces_max: Option<usize>,
+    slots: Option<u64>,
+    slots_max: Option<u64>,
 }
 
 /// JSON list of what is named like a pool below `shm_dir`, sorted by name.
@@ -55,6 +61,11 @@ fn entry(shm_dir: &Path, dir_name: &str) -> Option<Entry> {
         processes_alive: None,
         processes_dead: None,
         idle_seconds: age,
+        processes_max: None,
+        namespaces: None,
+        namespaces_max: None,
+        slots: None,
+        slots_max: None,
     };
     if parsed.version != LAYOUT_VERSION {
         return Some(refused(format!(
@@ -78,6 +89,7 @@ fn described(view: &View, path: &Path) -> Entry {
     let processes = view.processes();
     let alive = processes.iter().filter(|process| process.alive).count();
     let last_used = view.control.header().last_used_unix_s.load(Relaxed);
+    let (extents, namespaces_max) = (view.extents().0, view.control.namespaces().len());
     Entry {
         name: view.name.clone(),
         path: path.display().to_string(),
@@ -85,9 +97,14 @@ fn described(view: &View, path: &Path) -> Entry {
         state: "ok",
         error: None,
         pool_bytes: Some(view.superblock.geometry.pool_bytes),
-        bytes_used: Some(view.extents().0.iter().map(|extent| extent.bytes).sum()),
+        bytes_used: Some(extents.iter().map(|extent| extent.bytes).sum()),
         processes_alive: Some(alive),
         processes_dead: Some(processes.len() - alive),
         idle_seconds: Some(unix_seconds().saturating_sub(last_used)),
+        processes_max: Some(view.control.processes().len()),
+        namespaces: Some((0..namespaces_max).filter(|id| facts(&view.control, *id as u32).is_some()).count()),
+        namespaces_max: Some(namespaces_max),
+        slots: Some(extents.iter().map(|extent| u64::from(extent.slot_count)).sum()),
+        slots_max: Some(view.superblock.geometry.slots_max),
     }
 }
