@@ -1,8 +1,9 @@
 """Scrape the metrics of a real vLLM server on this machine's CPU: ``python -m tools.try_metrics``.
 
-``examples/single.sh`` serves a tiny model, first with one API server and then with two, whose metrics prometheus-client
-gathers from files; ``pegaflow exporter`` stands beside it. A few prompts are asked twice, with vLLM's own prefix cache
-emptied in between. Every name must be there once, and say what has happened.
+``examples/single.sh`` serves a tiny model: with one API server, with two, whose metrics prometheus-client gathers from
+files, and with two data-parallel engines; ``pegaflow exporter`` stands beside it. A few prompts are asked twice, with
+vLLM's own prefix cache emptied in between. Every name must be there once for each engine, and say what has happened
+before anybody asks for more.
 """
 
 import os
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -29,6 +31,23 @@ BLOCKS = sum(len(prompt.split()) // BLOCK_TOKENS for prompt in PROMPTS)
 NOT_WITHOUT_TIER = {name for name in (*exporter._GAUGES, *exporter._COUNTERS) if name.startswith("ssd_")}
 NOT_AT_ONCE = {"curve_hit_rate", "hll_estimated_hit_rate"}
 """Ratios that are said once there is enough to tell them from."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How vLLM is served."""
+
+    name: str
+    arguments: tuple[str, ...]
+    servers: int
+    engines: int
+
+
+SETUPS = (
+    Setup("1 API server", ("--api-server-count", "1"), 1, 1),
+    Setup("2 API servers", ("--api-server-count", "2"), 2, 1),
+    Setup("2 engines", ("--data-parallel-size", "2"), 2, 2),
+)
 
 Scraped = dict[str, list[float]]
 """Values by the name of a series; of a histogram its ``_count`` and ``_sum``."""
@@ -75,15 +94,15 @@ def total(scraped: Scraped, name: str) -> float:
     return sum(scraped.get(name, [0.0]))
 
 
-def serve_and_scrape(servers: int, model: Path, folder: Path) -> tuple[Scraped, Scraped, Scraped]:
+def serve_and_scrape(setup: Setup, model: Path, folder: Path) -> tuple[Scraped, Scraped, Scraped]:
     """vLLM's metrics before the first request, and vLLM's and the exporter's in the end."""
     pools = tempfile.mkdtemp(dir="/dev/shm", prefix="pegaflow-metrics-")
     environment = {
         **os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "VLLM_SERVER_DEV_MODE": "1",
         "MODEL": str(model), "PORT": str(PORT), "PEGAFLOW_SHM_DIR": pools, "POOL_SIZE": "256mb",
     }  # fmt: skip
-    log, log_of_pools = folder / f"{servers}.log", folder / f"exporter-{servers}.log"
-    command = [str(ROOT / "examples" / "single.sh"), *ARGUMENTS, "--api-server-count", str(servers)]
+    log, log_of_pools = folder / f"{setup.name}.log", folder / f"exporter, {setup.name}.log"
+    command = [str(ROOT / "examples" / "single.sh"), *ARGUMENTS, *setup.arguments]
     export = [sys.executable, "-c", EXPORT, "exporter", "--listen", f"127.0.0.1:{EXPORTER_PORT}", "--shm-dir", pools]
     try:
         with running(command, log, environment) as vllm, running(export, log_of_pools, environment) as pools_too:
@@ -113,21 +132,23 @@ def wait_until_saved() -> None:
 
 
 def settled() -> tuple[Scraped, Scraped]:
-    """What both say once vLLM has reported the last load; it reports with its steps, so one more token is asked for."""
+    """What both say once vLLM has reported the last load and save. Nobody asks for anything more: it reports with its
+    steps, of which the last one has to tell all. The exporter gives answers of the last second again."""
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     while True:
-        ask(PORT, "w9 w8 w7")
         vllm, pool = scrape(PORT), scrape(EXPORTER_PORT)
-        there = total(vllm, "vllm:pega_load_success_total") >= len(PROMPTS)
+        loaded = total(vllm, "vllm:pega_load_success_total") >= len(PROMPTS)
+        seen = total(pool, "pegaflow_load_blocks_total") >= BLOCKS
+        there = loaded and seen and not total(vllm, "vllm:pega_pending_save_requests")
         if there or time.monotonic() > deadline:
             return vllm, pool
         time.sleep(0.5)
 
 
-def claims(servers: int, before: Scraped, vllm: Scraped, pool: Scraped) -> dict[str, bool]:
+def claims(setup: Setup, before: Scraped, vllm: Scraped, pool: Scraped) -> dict[str, bool]:
     """What has to be so, by the sentence that says it."""
     tokens = BLOCKS * BLOCK_TOKENS
-    first, last = vllm_names(servers, asked=False), vllm_names(servers, asked=True)
+    first, last = vllm_names(setup.servers, asked=False), vllm_names(setup.servers, asked=True)
 
     def of_vllm(key: str) -> float:
         return total(vllm, f"vllm:pega_{key}")
@@ -143,13 +164,17 @@ def claims(servers: int, before: Scraped, vllm: Scraped, pool: Scraped) -> dict[
         f"vLLM has all names before the first request{missing(first, before)}": first <= before.keys(),
         f"vLLM has all names in the end{missing(last, vllm)}": last <= vllm.keys(),
         f"the exporter has all names{missing(pool_names(), pool)}": pool_names() <= pool.keys(),
-        "one series for each name, whichever API server is asked": all(len(values) == 1 for values in vllm.values()),
+        "one series for each name and engine, whichever API server is asked": all(
+            len(values) == setup.engines or (name not in first and len(values) < setup.engines)
+            for name, values in vllm.items()
+        ),
         "the second time all full blocks were found in memory": of_vllm("hit_tokens_ram_total") == tokens,
         "the first time none was": of_vllm("miss_tokens_total") >= tokens,
         "each prompt's blocks were loaded": of_vllm("load_success_total") == len(PROMPTS)
         and of_vllm("load_blocks_sum") == BLOCKS
         and of_vllm("load_duration_seconds_sum") > 0,
         "and saved": of_vllm("save_success_total") >= 1 and of_vllm("save_blocks_sum") >= BLOCKS,
+        "nothing is pending in the end": of_vllm("pending_save_requests") == of_vllm("pinned_blocks") == 0,
         "nothing failed": not any(of_vllm(f"{key}_total") for key in ("load_failure", "save_failure", "hook_errors")),
         "the pool has seen the same loads": of_pool("load_blocks_total") == BLOCKS and of_pool("load_bytes_total") > 0,
         "and at least these blocks": of_pool("cache_block_insertions_total") >= BLOCKS
@@ -161,14 +186,14 @@ def claims(servers: int, before: Scraped, vllm: Scraped, pool: Scraped) -> dict[
 
 
 def main() -> int:
-    """Run both; the status is 1 if something is missing or does not add up."""
+    """Run all; the status is 1 if something is missing or does not add up."""
     folder = Path(tempfile.mkdtemp(prefix="pegaflow-metrics-"))
     examples.use_commands(examples.shims(folder / "bin", None))
     model = examples.make_model(folder / "model")
     good = True
-    for servers in (1, 2):
-        for claim, holds in claims(servers, *serve_and_scrape(servers, model, folder)).items():
-            print(f"{'ok ' if holds else 'NOT'} {servers} API server{'s' * (servers > 1)}: {claim}")
+    for setup in SETUPS:
+        for claim, holds in claims(setup, *serve_and_scrape(setup, model, folder)).items():
+            print(f"{'ok ' if holds else 'NOT'} {setup.name}: {claim}")
             good &= holds
     if good:
         shutil.rmtree(folder)

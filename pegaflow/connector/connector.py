@@ -117,9 +117,13 @@ class PegaKVConnector(kv_base.KVConnectorBase_V1, kv_base.SupportsHMA):
         return PegaPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def get_kv_connector_stats(self) -> PegaStats | None:
-        """What happened in this process since the last call."""
+        """What happened in this process since the last call. vLLM asks at the end of each step, and steps no further
+        once nothing is left to do."""
         if self._worker is not None:
-            self._device_report.observe(self._worker.progress, self._recorder)
+            at_rest = self._worker.came_to_rest()
+            self._device_report.observe(self._worker.progress, self._recorder, at_rest=at_rest)
+        if self._scheduler is not None:
+            self._guard.run("saying how things are", None, self._scheduler.note_state)
         taken = self._recorder.take()
         return PegaStats(data=taken) if taken else None
 

@@ -170,6 +170,11 @@ class Copies:
         ask = getattr(self._copier, "progress", None)
         return ask() if ask is not None else None
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is no job that ``poll`` has not told of yet."""
+        return not (self._in_flight or self._backlog or self._ended)
+
     def problem(self) -> str | None:
         """Why nothing can be copied any more, if so."""
         ask = getattr(self._copier, "problem", None)

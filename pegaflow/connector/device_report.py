@@ -26,10 +26,13 @@ class DeviceReport:
         self._counted: dict[str, int] = {}
         self._next_look = 0.0
 
-    def observe(self, progress: Callable[[], Mapping[str, int] | None], recorder: Recorder) -> None:
-        """Look, unless it is too early. ``progress``: see ``DeviceCopier.progress``; ``None``: nothing to report."""
+    def observe(
+        self, progress: Callable[[], Mapping[str, int] | None], recorder: Recorder, *, at_rest: bool = False
+    ) -> None:
+        """Look, unless it is too early. ``progress``: see ``DeviceCopier.progress``; ``None``: nothing to report.
+        ``at_rest``: the last copy has ended, so this step may be the last one for hours: then it is not too early."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_look and not at_rest:
             return
         self._next_look = now + INTERVAL_SECONDS
         counted = progress()

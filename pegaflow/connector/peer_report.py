@@ -29,11 +29,11 @@ class PeerReport:
         self._next_look = 0.0
         self._said: dict[str, str | None] = {}
 
-    def observe(self, link: PeerLink, recorder: Recorder) -> None:
-        """Look, unless it is too early."""
+    def observe(self, link: PeerLink, recorder: Recorder, *, at_rest: bool = False) -> None:
+        """Look, unless it is too early. ``at_rest``: this step may be the last one for hours, so it is not."""
         now = time.monotonic()
         client, server = link.client, link.server
-        if now < self._next_look or (client is None and server is None):
+        if (now < self._next_look and not at_rest) or (client is None and server is None):
             return
         self._next_look = now + INTERVAL_SECONDS
         if server is not None:

@@ -219,8 +219,13 @@ class SchedulerHalf:
                 run("publishing a save", None, partial(self._saves.reported, job_id, save))
         for request_id in received:
             run("ending a load", None, partial(self._loads.finished, request_id))
+
+    def note_state(self) -> None:
+        """Say at the end of a step how things are. If nothing is left to do, they stay so until the next request."""
         self._recorder.gauge("pending_save_requests", self._saves.pending)
         self._recorder.gauge("pinned_blocks", self._pins.count)
+        if self._link is not None and not (len(self.table) or self.has_pending_saves()):
+            self._peer_report.observe(self._link, self._recorder, at_rest=True)
 
     def finish_request(self, request: Any, tables: Sequence[Sequence[int]], sound: bool) -> None:
         """vLLM is done with a request and frees its blocks right after this.

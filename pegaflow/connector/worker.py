@@ -69,6 +69,7 @@ class WorkerHalf:
         self._saves_started: StepPlan | None = None
         self._queued: set[str] = set()
         self._ended: list[Task] = []
+        self._ended_since_rest = False
         self._invalid_blocks: set[int] = set()
         self._report = RankReport()
 
@@ -195,6 +196,7 @@ class WorkerHalf:
         received, self._queued = self._queued, set()
         failed: set[str] = set()
         ended, self._ended = self._ended, []
+        self._ended_since_rest |= bool(ended)
         for task in ended:
             if task.save is not None:
                 self._report.saves[task.save] = SaveOutcome(1, frozenset(task.failed_refs), task.seconds)
@@ -216,6 +218,13 @@ class WorkerHalf:
         """Ids of blocks that could not be loaded since the last call."""
         blocks, self._invalid_blocks = self._invalid_blocks, set()
         return blocks
+
+    def came_to_rest(self) -> bool:
+        """Whether jobs have ended since this was true the last time, and none is left."""
+        ended = self._ended_since_rest
+        at_rest = ended and (self._copies is None or self._copies.idle)
+        self._ended_since_rest = ended and not at_rest
+        return at_rest
 
     def progress(self) -> dict[str, int] | None:
         """How far page-locking has come, where there is any."""

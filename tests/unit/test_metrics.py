@@ -1,13 +1,17 @@
 """Counting, and the way of the counts through vLLM."""
 
 import pickle
+from functools import partial
 from typing import Any
 
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
+from pegaflow import vllm_plugin
 from pegaflow.connector.connector import PegaKVConnector
 from pegaflow.connector.prometheus import PegaStats
-from pegaflow.metrics import GAUGES, SAMPLES_MAX, Recorder, merge
+from pegaflow.metrics import COUNTERS, GAUGES, SAMPLES_MAX, Recorder, merge
 
 
 def sample() -> PegaStats:
@@ -78,6 +82,34 @@ def test_prometheus_shows_the_names_of_the_original() -> None:
         assert REGISTRY.get_sample_value(f"vllm:pega_{name}_total", labels) == 0
     for name in ("load_duration_seconds", "save_duration_seconds", "save_blocks"):
         assert REGISTRY.get_sample_value(f"vllm:pega_{name}_count", labels) == 0
+
+
+def test_engines_behind_one_api_server_are_told_apart() -> None:
+    """As vLLM's logger makes the metrics for data-parallel engines."""
+    vllm_plugin.register()
+    registry = CollectorRegistry()
+
+    class Logger(KVConnectorProm):
+        _gauge_cls = partial(Gauge, registry=registry)
+        _counter_cls = partial(Counter, registry=registry)
+        _histogram_cls = partial(Histogram, registry=registry)
+
+    class Config:
+        kv_transfer_config = KVTransferConfig(kv_connector="PegaKVConnector", kv_role="kv_both")
+
+    logger: Any = Logger(Config(), ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]})  # type: ignore[arg-type]
+
+    def said(name: str) -> list[float | None]:
+        return [registry.get_sample_value(f"vllm:pega_{name}", {"model_name": "m", "engine": one}) for one in "01"]
+
+    for key in COUNTERS:
+        assert said(f"{key}_total") == [0, 0]
+    logger.observe(sample().to_dict(), 1)
+    assert said("load_success_total") == [0, 2]
+    assert said("load_blocks_count") == [0, 1]
+    assert said("pending_save_requests") == [0, 4]
+    logger.observe(sample().to_dict(), 0)
+    assert said("load_success_total") == [2, 2]
 
 
 def test_gauges_of_several_api_servers_are_one() -> None:
