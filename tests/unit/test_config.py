@@ -1,5 +1,6 @@
 """Options: what is taken, what is refused, and what the refusal says."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -374,3 +375,20 @@ def test_weight_is_a_positive_number(value: object, weight: float) -> None:
 def test_other_weights_are_refused_with_an_example(value: object) -> None:
     with pytest.raises(InvalidArgument, match=r"pegaflow\.weight must be a positive number"):
         parse_config({"pegaflow.weight": value}, {})
+
+
+def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_no_options() -> None:
+    environ = {}
+    for service in ("PEGAFLOW", "PEGAFLOW_PD", "PEGAFLOW_PD_ROUTER", "PEGAFLOW_POOL_SIZES"):
+        link = f"{service}_PORT_8000_TCP"
+        environ |= {f"{service}_SERVICE_HOST": "10.0.0.1", f"{service}_SERVICE_PORT": "80"}
+        environ |= {
+            f"{service}_SERVICE_PORT_HTTP": "80",
+            f"{service}_PORT": "tcp://10.0.0.1:80",
+            link: "tcp://10.0.0.1:80",
+        }
+        environ |= {f"{link}_PROTO": "tcp", f"{link}_PORT": "80", f"{link}_ADDR": "10.0.0.1"}
+    del environ["PEGAFLOW_PORT"]  # the original's server had an option of this name: a line in the log
+    config = parse_config({}, environ)
+    assert replace(config, notes=()) == ConnectorConfig()
+    assert config.notes == ()
