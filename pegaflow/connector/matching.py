@@ -7,7 +7,6 @@ state at the very end.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Protocol
 
 from pegaflow.connector.geometry import Geometry, Group, GroupKind
@@ -75,9 +74,14 @@ def find_match(
     end = limit = limit // align * align
     sparse = [group for group in geometry.groups if group.kind is not GroupKind.FULL]
     if limit > computed_tokens and sparse:
-        runs = [_runs(indexes[group.index], keys[group.index], group, computed_tokens, limit) for group in sparse]
-        while end > computed_tokens and not all(map(_restorable, sparse, runs, repeat(computed_tokens), repeat(end))):
-            end -= align
+        blocks = [_present(indexes[group.index], keys[group.index], group, computed_tokens, limit) for group in sparse]
+        while end > computed_tokens:
+            reached = end
+            for group, there in zip(sparse, blocks, strict=True):
+                reached = _last_restorable(group, there, computed_tokens, reached) // align * align
+            if reached == end:
+                break
+            end = reached
     if end <= computed_tokens:
         return None
     return Match(end, needs_of(geometry, computed_tokens, end))
@@ -92,21 +96,23 @@ def with_tail(geometry: Geometry, index: Index, match: Match | None, computed_to
     return Match(tail.prompt_tokens, (Need(group.index, computed_tokens // group.block_tokens, tail.block + 1),))
 
 
-def _runs(index: Index, keys: Sequence[bytes], group: Group, computed_tokens: int, limit: int) -> list[int]:
-    """For each block from the first that is not computed up to ``limit``, and those that a hit needs besides: length of
-    the run of present blocks that ends with it."""
+def _present(index: Index, keys: Sequence[bytes], group: Group, computed_tokens: int, limit: int) -> bytes:
+    """Of each block from the first that is not computed up to ``limit``, and those that a hit needs besides: 1 present,
+    0 absent."""
     start, stop = computed_tokens // group.block_tokens, limit // group.block_tokens + group.extra_blocks
-    runs = []
-    length = 0
-    for present in index.contains(keys[start:stop]):
-        length = length + 1 if present else 0
-        runs.append(length)
-    return runs
+    return bytes(index.contains(keys[start:stop]))
 
 
-def _restorable(group: Group, runs: list[int], computed_tokens: int, end_tokens: int) -> bool:
-    """Whether all blocks that the token after ``end_tokens`` depends on are present or computed already."""
+def _last_restorable(group: Group, present: bytes, computed_tokens: int, end_tokens: int) -> int:
+    """The last position up to ``end_tokens`` for which all blocks are present, or computed already, that the next token
+    depends on. It goes from run to run of blocks: a scheduler may ask again in every step."""
     start, stop = computed_tokens // group.block_tokens, end_tokens // group.block_tokens
-    last = stop + group.extra_blocks
-    needed = last - max(start, group.first_needed(stop))
-    return needed == 0 or runs[last - start - 1] >= needed
+    while stop > start:
+        first, last = max(start, group.first_needed(stop)), stop + group.extra_blocks
+        absent = present.rfind(0, first - start, last - start)
+        if absent < 0:
+            return stop * group.block_tokens
+        # Whatever needs any block behind that one needs that one, too, up to where a chunk begins.
+        behind_run = start + present.rfind(1, 0, absent) + 1 - group.extra_blocks
+        stop = min(stop - 1, max(behind_run, first) if group.kind is GroupKind.CHUNK else behind_run)
+    return computed_tokens
