@@ -82,9 +82,9 @@ _ENVIRONMENT_PREFIX = "PEGAFLOW_"
 # Variables that are spelt like an option and are none.
 _LIKE_OPTIONS = (TOKEN_VARIABLE,)
 _ALIKE_MIN = 0.73
+"""How much an unknown name has to be like one that there is for that to be proposed, from 0 to 1."""
 _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$")
 """Kubernetes gives these to every container for a service whose name begins with ``pegaflow``."""
-"""How much an unknown name has to be like one that there is for that to be proposed, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +361,7 @@ def parse_config(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Connec
     for key in extra:
         _check_known(key)
     for variable, value in environ.items():
-        if value and variable.startswith(_ENVIRONMENT_PREFIX) and not _SERVICE_LINK.search(variable):
+        if value and _may_be_ours(variable):
             _check_here(variable.removeprefix(_ENVIRONMENT_PREFIX).lower(), variable)
     fields: dict[str, Any] = {}
     given: dict[str, str] = {}
@@ -493,12 +493,16 @@ def _notes(extra: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, .
     return (*notes, *_slips(environ))
 
 
+def _may_be_ours(variable: str) -> bool:
+    """Whether an option may be meant by a variable of the environment."""
+    return variable.startswith(_ENVIRONMENT_PREFIX) and not _SERVICE_LINK.search(variable)
+
+
 def _slips(environ: Mapping[str, str]) -> Iterator[str]:
     """Variables that were probably meant as options. Others have variables that begin like ours, so it is no error."""
     for variable in environ:
         name = variable.removeprefix(_ENVIRONMENT_PREFIX).lower()
-        ours = variable.startswith(_ENVIRONMENT_PREFIX) and not _SERVICE_LINK.search(variable)
-        if not ours or variable in _LIKE_OPTIONS:
+        if not _may_be_ours(variable) or variable in _LIKE_OPTIONS:
             continue
         nearest = _nearest(name)
         if nearest is not None and name not in (*_OPTIONS, *_WITHOUT_EFFECT):
