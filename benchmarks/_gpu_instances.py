@@ -37,8 +37,11 @@ class Kind:
         return f"{self.connector}, {own[self.connector]}" if self.connector in own else "no host cache"
 
 
-def transfer(kind: Kind, number: int, pool_bytes: int, instances: int, shm_dir: Path) -> dict[str, Any] | None:
-    """``KVTransferConfig`` of instance ``number``; ``pool_bytes`` is what all have together."""
+def transfer(
+    kind: Kind, number: int, pool_bytes: int, instances: int, shm_dir: Path, more: dict[str, Any]
+) -> dict[str, Any] | None:
+    """``KVTransferConfig`` of instance ``number``; ``pool_bytes`` is what all have together, ``more`` are options of
+    our connector."""
     if kind.connector == "none":
         return None
     if kind.connector == "offloading":
@@ -49,6 +52,7 @@ def transfer(kind: Kind, number: int, pool_bytes: int, instances: int, shm_dir: 
         bytes_each = pool_bytes if kind.shared else pool_bytes // instances
         name = "shared" if kind.shared else f"own-{number}"
         extra = {"pegaflow.shm_dir": str(shm_dir), "pegaflow.pool_size": bytes_each, "pegaflow.pool_name": name}
+        extra |= more
     return {
         "kv_connector": "PegaKVConnector",
         "kv_connector_module_path": "pegaflow.connector",

@@ -66,7 +66,7 @@ class Scenarios:
                 if name == "sharing" or kind.connector in ("ours", "original"):
                     self._try(name, kind, getattr(self, f"_{name}"))
         elif name == "tp":
-            for kind in (one for one in self._options.kinds if one.connector in ("ours", "original")):
+            for kind in (one for one in self._options.kinds if one.connector != "offloading"):
                 if kind.shared:
                     self._try(name, kind, self._tp)
         else:
@@ -121,7 +121,7 @@ class Scenarios:
         gpus = self._options.gpus
         started = []
         for number in numbers:
-            settings = transfer(kind, number, self._options.pool_bytes, of, place)
+            settings = transfer(kind, number, self._options.pool_bytes, of, place, self._options.extra)
             started.append(instances.start(kind, self._engine(of), settings, [number % gpus] if gpus else []))
         for one in started:
             one.wait_ready()
@@ -271,7 +271,7 @@ class Scenarios:
         """One engine over several GPUs: what is stored, and what loads take."""
         options = self._options
         ranks = options.tensor_parallel
-        settings = transfer(kind, 0, options.pool_bytes, 1, place)
+        settings = transfer(kind, 0, options.pool_bytes, 1, place, options.extra)
         gpus = list(range(ranks)) if options.gpus else []
         (one,) = [instances.start(kind, self._engine(1, ranks), settings, gpus)]
         one.wait_ready()
@@ -302,6 +302,8 @@ class Scenarios:
             tokens = sum(answer["prompt_tokens"] for answer in (*cold, *evictors))
             by_shape = kv_bytes_per_token(options.shape)
             self._row(kind, "stored per token / by the shape", f"{stored / max(1, tokens):.0f} / {by_shape} bytes")
+        later = one.ask(self._long_prompts(8, 15), 4, 1)
+        self._row(kind, "others, computed in the end: first token, median / worst", middle(ttft_ms(later)))
 
     @staticmethod
     def _sums(one: Instance, prompt: list[int]) -> Sums:

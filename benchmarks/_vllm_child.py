@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 WARM_ROUNDS = 3
-UNIQUE_ROUNDS = 3
+SAVE_ROUNDS = 3
+SAVE_PAUSE_SECONDS = 0.1
 STREAM_PROMPT_TOKENS = 512
 WARM_UP_PROMPTS = 2
 HOLD_SECONDS_MAX = 600
@@ -35,9 +36,11 @@ class Sizes:
     output_tokens: int
     streams: int
     stream_tokens: int
+    save_input_tokens: int
     unique_prompts: int
     unique_input_tokens: int
     unique_output_tokens: int
+    unique_rounds: int
     fill_prompts: int
     rate: float
     """Requests per second."""
@@ -209,10 +212,22 @@ class Session:
                 rows.append(self.measured("first token of these prompts", arrived, tokens=""))
         return rows
 
+    async def save(self) -> list[dict[str, Any]]:
+        """Prompts that one step computes, each after a pause: while they are saved, the GPU has nothing else to do."""
+        sizes, rows = self._sizes, []
+        for number in range(SAVE_ROUNDS):
+            answers = []
+            for prompt in self.prompts(sizes.prompts, sizes.save_input_tokens, f"save {number}"):
+                answers.append(await self.ask(prompt, 1))
+                await asyncio.sleep(SAVE_PAUSE_SECONDS)
+            await self.settle()
+            rows.append(self.measured(f"first token, computed, round {number + 1}", answers))
+        return rows
+
     async def unique(self) -> list[dict[str, Any]]:
         """Prompts that nobody sees again, all at once: what saving costs."""
         sizes, rows = self._sizes, []
-        for number in range(UNIQUE_ROUNDS):
+        for number in range(sizes.unique_rounds):
             prompts = self.prompts(sizes.unique_prompts, sizes.unique_input_tokens, f"unique {number}")
             start = time.perf_counter()
             answers = await self.arrive(prompts, sizes.unique_output_tokens, 0)

@@ -61,6 +61,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--block-tokens", type=int, default=64)
     parser.add_argument("--tensor-parallel", type=int, help="GPUs of the engine in tp; default: all")
     parser.add_argument("--engine", type=json.loads, default={}, help="more arguments of the engines, as JSON")
+    parser.add_argument("--extra", type=json.loads, default={}, help="options of our connector, as JSON")
     parser.add_argument("--compile", action="store_true", help="with CUDA graphs; starts take longer")
     parser.add_argument("--ours", type=Path, default=home_of_ours(), help="directory that holds our package")
     parser.add_argument("--original", type=Path, help="directory that holds the original's package")

@@ -22,7 +22,7 @@ from benchmarks._vllm_report import Run, table
 CHILD = Path(__file__).with_name("_vllm_child.py")
 PD_CHILD = Path(__file__).with_name("_vllm_pd_child.py")
 SHM_DIR = Path("/dev/shm")
-IN_ONE_ENGINE = ("ttft", "itl", "unique")
+IN_ONE_ENGINE = ("ttft", "save", "itl", "unique")
 SCENARIOS = (*IN_ONE_ENGINE, "start", "successor", "pd")
 CONNECTORS = ("none", "apc", "offloading", "ours", "nixl", "original")
 PD_CONNECTORS = ("none", "ours", "nixl")
@@ -263,10 +263,11 @@ class Bench:
         config = json.loads((self._options.model / "config.json").read_text())
         names = (
             "prompts input_tokens output_tokens streams stream_tokens unique_prompts unique_input_tokens "
-            "unique_output_tokens fill_prompts rate settle_s seed"
+            "unique_output_tokens unique_rounds fill_prompts rate settle_s seed"
         )
         sizes = {name: getattr(self._options, name) for name in names.split()}
-        return {**sizes, "vocabulary": config["vocab_size"]}
+        save_input_tokens = min(self._options.input_tokens, self._options.batched_tokens)
+        return {**sizes, "vocabulary": config["vocab_size"], "save_input_tokens": save_input_tokens}
 
     def _environment(self, setting: Setting) -> dict[str, str]:
         return environment({"ours": self._options.ours, "original": self._options.original}.get(setting.connector))
@@ -384,6 +385,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--unique-prompts", type=int, default=128)
     parser.add_argument("--unique-input-tokens", type=int, default=2048)
     parser.add_argument("--unique-output-tokens", type=int, default=32)
+    parser.add_argument("--unique-rounds", type=int, default=3)
     parser.add_argument("--fill-prompts", type=int, default=8, help="that start and successor leave in the pool")
     parser.add_argument("--pool-gb", type=float, default=20.0)
     parser.add_argument("--batched-tokens", type=int, default=8192)

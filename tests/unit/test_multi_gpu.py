@@ -77,7 +77,7 @@ def test_every_kind_of_cache_gets_the_same_requests_and_one_that_fails_is_a_row(
 
 def test_pools_apart_have_together_what_the_shared_one_has(tmp_path: Path) -> None:
     def extra(kind: Kind, number: int) -> dict[str, Any]:
-        settings = transfer(kind, number, 4000, 4, tmp_path)
+        settings = transfer(kind, number, 4000, 4, tmp_path, {})
         assert settings is not None
         options: dict[str, Any] = settings["kv_connector_extra_config"]
         return options
@@ -89,7 +89,7 @@ def test_pools_apart_have_together_what_the_shared_one_has(tmp_path: Path) -> No
     assert sum(one["pegaflow.pool_size"] for one in apart) == 4000
     assert len({one["pegaflow.pool_name"] for one in apart}) == 4
     assert extra(KINDS["offloading"], 0) == {"cpu_bytes_to_use": 1000}
-    assert transfer(KINDS["none"], 0, 4000, 4, tmp_path) is None
+    assert transfer(KINDS["none"], 0, 4000, 4, tmp_path, {}) is None
 
 
 @pytest.mark.parametrize("name", ["kill", "start", "loads", "tp"])

@@ -167,7 +167,7 @@ def test_percentiles_are_values_that_were_measured() -> None:
 
 
 def test_prompts_are_the_same_in_every_process() -> None:
-    sizes = Sizes(1, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, 0.0, 7, 512)
+    sizes = Sizes(*[1] * 11, 1.0, 0.0, 7, 512)
     first, second = (Session(None, sizes) for _ in range(2))
     assert first.prompts(2, 50, "ttft") == second.prompts(2, 50, "ttft")
     assert first.prompts(1, 50, "ttft") != first.prompts(1, 50, "fill")
