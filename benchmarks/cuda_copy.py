@@ -51,7 +51,8 @@ def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sweep", action="store_true", help="measure the choices behind the defaults as well")
-    sweep = parser.parse_args().sweep
+    parser.add_argument("--kib", nargs="+", type=int, choices=SHAPES, default=list(SHAPES), help="of fragments")
+    options = parser.parse_args()
     driver = probe_cuda()
     if isinstance(driver, str) or not driver.devices:
         note(f"cuda_copy needs a GPU: {driver if isinstance(driver, str) else 'there is none'}")
@@ -68,20 +69,22 @@ def main() -> None:
     for name, beside in zip(("load", "save"), contiguous_beside(decode), strict=True):
         results += beside_rows(f"contiguous {name}", beside, plain[name == "save"], median(alone))
     with pool_place(LOCKED_BYTES + GIB) as place:
-        results += strategies(place, plain, decode, median(alone))
-        if sweep:
+        results += strategies(options.kib, place, plain, decode, median(alone))
+        if options.sweep:
             results += sweep_rows(place, plain, decode, median(alone))
         results += registration(place, decode, median(alone))
     finish("cuda_copy", results)
 
 
-def strategies(place: Path, plain: Sequence[float], decode: Any, step_ms: float) -> list[Result]:
-    """Every strategy at every fragment, idle and beside the load."""
+def strategies(
+    kibs: Sequence[int], place: Path, plain: Sequence[float], decode: Any, step_ms: float
+) -> list[Result]:
+    """Every strategy at these fragments, idle and beside the load."""
     from benchmarks._gpu_cache import cache_of
 
     results = []
-    for kib, fragments in SHAPES.items():
-        with cache_of(place, kib, fragments) as cache:
+    for kib in kibs:
+        with cache_of(place, kib, SHAPES[kib]) as cache:
             for strategy, options in STRATEGIES.items():
                 if strategy == "direct" and kib < 32:
                     continue  # below, its rate is that of the calls

@@ -364,7 +364,7 @@ class CudaCopier:
         """``device``: as PyTorch numbers them. ``backend``: ``"staged"`` (contiguous copies between slots and a ring in
         device memory, a kernel between ring and blocks), ``"direct"`` (a copy per run of bytes), ``"kernel"`` (a kernel
         that uses the slots by itself) or ``"auto"`` (direct where the runs of a block have ``direct_bytes_min`` bytes
-        on average, else staged; 0: 1 MiB for loads and 256 KiB for saves if the driver takes many copies in one call,
+        on average, else staged; 0: 1 MiB for loads and 64 KiB for saves if the driver takes many copies in one call,
         else 4 MiB; saves: ``direct_save_bytes_min``, if not 0). ``ctas``: size of a kernel at most. The rings of both
         directions take ``2 * ring_buffers * ring_buffer_bytes`` bytes of device memory. ``copy_streams`` per direction.
         ``batch_copies``: hand several copies over in one call where the driver can. ``save_bytes_per_second_max`` 0: no

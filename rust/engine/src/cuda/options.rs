@@ -51,7 +51,7 @@ pub struct CudaOptions {
     /// Whether several copies go to the driver in one call, if it can (CUDA 13).
     pub batch_copies: bool,
     /// With `Auto`: from this average length of runs on, blocks are copied directly. 0: 1 MiB for loads
-    /// and 256 KiB for saves where the driver takes many copies in one call, else 4 MiB. Direct copies take no SMs, but
+    /// and 64 KiB for saves where the driver takes many copies in one call, else 4 MiB. Direct copies take no SMs, but
     /// more calls of the driver.
     pub direct_bytes_min: usize,
     /// The same for saves alone; 0: as above.
@@ -82,8 +82,9 @@ impl Default for CudaOptions {
     }
 }
 
-/// Nobody waits for a save, but everybody for the SMs that a kernel takes.
-const DIRECT_SAVE_BYTES_MIN_BATCHED: usize = 256 << 10;
+/// Nobody waits for a save, but everybody for the SMs that a kernel takes; and a kernel waits until a matrix product
+/// leaves it some. Below, the copy engine alone is slower than the bus.
+const DIRECT_SAVE_BYTES_MIN_BATCHED: usize = 64 << 10;
 const DIRECT_LOAD_BYTES_MIN_BATCHED: usize = 1 << 20;
 const DIRECT_BYTES_MIN_SINGLE: usize = 4 << 20;
 
