@@ -1,20 +1,18 @@
-"""The Grafana board: each query names metrics and labels that exist, and no two panels lie on each other."""
+"""The Grafana board: its queries are PromQL over metrics and labels that exist, and no two panels lie on each other."""
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
+from promql_parser import AggregateExpr, BinaryExpr, Call, VectorSelector
 
 from pegaflow import exporter
 from pegaflow.metrics import COUNTERS, GAUGES, HISTOGRAMS, prometheus_name
+from tools._board import BOARD, COLUMNS, LABEL_NAME, Panel, Query, read_board
 
-BOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "docs" / "grafana" / "pegaflow.json").read_text())
-PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
-QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
-SELECTED = re.compile(r"((?:vllm:pega_|pegaflow_)\w+)\{([^}]*)\}")
-NAMED = re.compile(r"(?:vllm:pega_|pegaflow_)\w+")
+WHOLE = read_board()
+QUERIES = [(panel.title, query) for panel in WHOLE.panels for query in panel.queries]
 VLLM_LABELS = ("engine", "model_name")
 """Labels that vLLM gives to all metrics of a connector."""
 
@@ -39,45 +37,75 @@ def known_metrics() -> dict[str, tuple[str, ...]]:
 KNOWN = known_metrics()
 
 
+def nodes(expression: Any, *kinds: type) -> list[Any]:
+    """Parts of a query of these kinds, as a parser of PromQL finds them."""
+    found: list[Any] = []
+    parsed = promql_parser.parse(expression) if isinstance(expression, str) else expression
+    promql_parser.walk(parsed, pre_visit=found.append)
+    return [node for node in found if isinstance(node, kinds)]
+
+
+def names(expression: Any) -> list[str]:
+    return [selector.name for selector in nodes(expression, VectorSelector)]
+
+
+def grouped(expression: Any) -> list[str]:
+    """Labels that aggregates name, whether they keep or drop them."""
+    aggregates = nodes(expression, AggregateExpr)
+    return [label for one in aggregates if one.modifier for label in one.modifier.labels]
+
+
 @pytest.mark.parametrize(("title", "query"), QUERIES)
-def test_every_query_names_metrics_that_exist_and_labels_that_they_have(title: str, query: str) -> None:
-    names = NAMED.findall(query)
-    assert names, f"{title}: nothing is asked for"
-    assert set(names) <= set(KNOWN), f"{title}: unknown"
-    assert len(SELECTED.findall(query)) == len(names), f"{title}: the board's variables do not apply to all of it"
-    labels = {label for name in names for label in KNOWN[name]}
-    for _, selection in SELECTED.findall(query):
-        assert set(re.findall(r"(\w+)=~", selection)) <= labels
-    for group in re.findall(r"by \(([^)]*)\)", query):
-        assert set(re.split(r",\s*", group)) <= labels, f"{title}: {group}"
-    assert query.count("(") == query.count(")")
+def test_every_query_is_promql_of_metrics_that_exist_and_labels_that_they_have(title: str, query: Query) -> None:
+    selectors = nodes(query.expression, VectorSelector)
+    assert selectors, f"{title}: nothing is asked for"
+    assert set(names(query.expression)) <= set(KNOWN), f"{title}: unknown"
+    for one in selectors:
+        chosen = "engine" if one.name.startswith("vllm:") else "pool"
+        assert [matcher.name for matcher in one.matchers.matchers] == [chosen], "the board's variables apply to all"
+        assert chosen in KNOWN[one.name]
+    for aggregate in nodes(query.expression, AggregateExpr):
+        for name in names(aggregate):
+            assert set(grouped(aggregate)) <= set(KNOWN[name]), f"{title}: {name}"
+    matchings = [one.modifier.matching for one in nodes(query.expression, BinaryExpr) if one.modifier]
+    for matching in filter(None, matchings):
+        assert set(matching.labels) <= set(grouped(query.expression)), title
+
+
+def test_what_is_no_promql_does_not_pass() -> None:
+    for wrong in ("sum(rate(a_total{b='c'}[8s])", "rate(a_total)", "sum by (a) (b) /", "a{b=~'$pool}", "nothing(a)"):
+        with pytest.raises(ValueError):
+            nodes(wrong)
 
 
 def test_rates_are_those_of_what_only_grows_or_counts_since_the_pool_was_made() -> None:
     grow = {"vllm:pega_peer_read_bytes"}
     for title, query in QUERIES:
-        for name in re.findall(r"rate\(([\w:]+)", query):
-            assert name.endswith(("_total", "_bucket")) or name in grow, f"{title}: {name} is a gauge"
+        for call in nodes(query.expression, Call):
+            if call.func.name == "rate":
+                [name] = names(call)
+                assert name.endswith(("_total", "_bucket")) or name in grow, f"{title}: {name} is a gauge"
     for key in grow:
         assert key.removeprefix("vllm:pega_") in GAUGES
 
 
 def metrics_of(title: str) -> list[set[str]]:
     """What each query of a panel names."""
-    return [set(NAMED.findall(query)) for of, query in QUERIES if of == title]
+    return [set(names(query.expression)) for of, query in QUERIES if of == title]
 
 
 def test_each_token_of_a_prompt_is_in_one_query_and_all_are_in_the_whole() -> None:
     tokens = {f"{prometheus_name(key)}_total" for key in COUNTERS if key.endswith("_tokens") or "_tokens_" in key}
     assert len(tokens) == 5
     assert sorted(metrics_of("Tokens of prompts"), key=str) == sorted(({name} for name in tokens), key=str)
-    shares = [query for of, query in QUERIES if of == "Where tokens of prompts came from"]
-    parts = {name for query in shares for name in NAMED.findall(query.split(" / ")[0])}
-    assert parts == tokens - {f"{prometheus_name('miss_tokens')}_total"}, "the rest is computed"
-    for query in shares:
-        part, whole = query.split(" / ")
-        assert len(NAMED.findall(part)) == 1
-        assert sorted(NAMED.findall(whole)) == sorted(tokens)
+    parts = []
+    for of, query in QUERIES:
+        if of == "Where tokens of prompts came from":
+            division = promql_parser.parse(query.expression)
+            assert isinstance(division, BinaryExpr)
+            parts += names(division.lhs)
+            assert sorted(names(division.rhs)) == sorted(tokens)
+    assert sorted(parts) == sorted(tokens - {f"{prometheus_name('miss_tokens')}_total"}), "the rest is computed"
 
 
 def test_everything_that_goes_wrong_in_the_connector_is_in_the_panel_of_failures() -> None:
@@ -85,34 +113,35 @@ def test_everything_that_goes_wrong_in_the_connector_is_in_the_panel_of_failures
     assert set().union(*metrics_of("Failures")) == bad
 
 
-def test_legends_use_labels_that_the_query_leaves() -> None:
-    for panel in PANELS:
-        for target in panel["targets"]:
-            grouped = re.findall(r"by \(([^)]*)\)", target["expr"])
-            left = {label for group in grouped for label in re.split(r",\s*", group)}
-            if not grouped and "sum(" not in target["expr"]:
-                left = {label for name in NAMED.findall(target["expr"]) for label in KNOWN[name]}
-            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= left, target["legendFormat"]
+@pytest.mark.parametrize(("title", "query"), QUERIES)
+def test_legends_use_labels_that_the_query_leaves(title: str, query: Query) -> None:
+    left = set(grouped(query.expression))
+    if not nodes(query.expression, AggregateExpr):
+        left = {label for name in names(query.expression) for label in KNOWN[name]}
+    assert set(LABEL_NAME.findall(query.legend)) <= left, title
 
 
 def test_variables_ask_for_metrics_that_exist() -> None:
-    for variable in BOARD["templating"]["list"][1:]:
-        [(name, label)] = re.findall(r"label_values\(([\w:]+), (\w+)\)", variable["query"]["query"])
-        assert label in KNOWN[name]
+    assert [variable.name for variable in WHOLE.variables] == ["engine", "pool"]
+    for variable in WHOLE.variables:
+        assert variable.label in KNOWN[variable.metric]
+
+
+def cells(panel: Panel) -> set[tuple[int, int]]:
+    place = panel.place
+    return {(x, y) for x in range(place.x, place.x + place.w) for y in range(place.y, place.y + place.h)}
 
 
 def test_panels_have_units_and_names_and_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in BOARD["panels"]:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert max(x for x, _ in cells) < 24
-        assert not taken & cells, panel["title"]
-        taken |= cells
-    assert all(panel["fieldConfig"]["defaults"]["unit"] for panel in PANELS)
-    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
-    assert len({panel["title"] for panel in PANELS}) == len(PANELS)
+    taken = {(x, place.y) for place in WHOLE.rows.values() for x in range(COLUMNS)}
+    for panel in WHOLE.panels:
+        assert max(x for x, _ in cells(panel)) < COLUMNS
+        assert not taken & cells(panel), panel.title
+        taken |= cells(panel)
+        assert panel.unit
+    assert len({panel.title for panel in WHOLE.panels}) == len(WHOLE.panels)
+
+
+def test_no_two_panels_have_one_number() -> None:
+    numbers = [panel["id"] for panel in json.loads(BOARD.read_text())["panels"]]
+    assert len(set(numbers)) == len(numbers)
