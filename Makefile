@@ -62,7 +62,7 @@ unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build lint lint-rust lint-python test test-rust test-python test-sglang crash ssd-crash peer-faults redis-servers loom fuzz coverage model-test rdma-test rdma-guest soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers examples metrics manifests model check lock wheel wheel-test clean
+.PHONY: help setup build lint lint-rust lint-python test test-rust test-python test-sglang crash ssd-crash peer-faults redis-servers loom fuzz coverage model-test rdma-test rdma-guest soak storm vllm-contract vllm-versions vllm-hooks bench bench-compare demo demo-peers examples metrics board manifests model check lock wheel wheel-test clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -239,6 +239,9 @@ build/vllm-router/%: | $(STAMPS)/requirements
 	@mkdir -p build/vllm-router
 	$(BIN)/uv pip install --quiet --no-deps --target $@.new vllm-router==$* $(ROUTER_NEEDS)
 	@mv $@.new $@
+
+board: $(STAMPS)/native  ## Draw the Grafana board (docs/grafana/pegaflow.svg) as a real Prometheus answers its queries about a real vLLM
+	$(BIN)/python -m tools.board_picture
 
 manifests: build/kubernetes-validate/$(VALIDATOR)  ## Compare the examples for Kubernetes with its own schemas
 	PYTHONPATH=build/kubernetes-validate/$(VALIDATOR) $(BIN)/python -m kubernetes_validate --strict examples/kubernetes/*.yaml

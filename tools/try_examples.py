@@ -32,7 +32,7 @@ BLOCK_TOKENS = 128
 """Of vLLM's blocks on CPUs, if nothing is said."""
 MODEL = "tiny"
 POOL = f"examples-{os.getpid()}"
-PROMPTS = [" ".join(f"w{(number * 37 + word * word) % 480 + 4}" for word in range(333)) for number in range(3)]
+Process = subprocess.Popen[bytes]
 ARGUMENTS = (
     "--served-model-name", MODEL, "--max-model-len", "1024", "--dtype", "float32", "--enforce-eager",
 )  # fmt: skip
@@ -45,6 +45,14 @@ VLLM = (
 ROUTER = "from vllm_router.launch_router import main; main()"
 REMOVE = "import sys; from pegaflow import shm; shm.unlink_pool(shm.find_pool(sys.argv[1]).path, force=True)"
 HITS = re.compile(r"^vllm:pega_hit_tokens_ram_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
+
+
+def prompt(number: int, words: int = 333) -> str:
+    """One of 480 prompts that have nothing in common."""
+    return " ".join(f"w{(number * 37 + word * word) % 480 + 4}" for word in range(words))
+
+
+PROMPTS = [prompt(number) for number in range(3)]
 
 
 def make_model(path: Path) -> Path:
@@ -64,7 +72,7 @@ def make_model(path: Path) -> Path:
 
 
 @contextmanager
-def running(command: list[str], log: Path, environment: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+def running(command: list[str], log: Path, environment: dict[str, str]) -> Iterator[Process]:
     """A command and all that it starts, ended with it."""
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -81,9 +89,9 @@ def running(command: list[str], log: Path, environment: dict[str, str]) -> Itera
             process.wait()
 
 
-def ask(port: int, prompt: str) -> list[int]:
+def ask(port: int, text: str) -> list[int]:
     """Tokens that follow a prompt."""
-    wanted = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    wanted = {"model": MODEL, "prompt": text, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     body = json.dumps({**wanted, "return_token_ids": True}).encode()
     url = f"http://127.0.0.1:{port}/v1/completions"
     request = urllib.request.Request(url, body, {"content-type": "application/json"})
@@ -92,13 +100,13 @@ def ask(port: int, prompt: str) -> list[int]:
     return tokens
 
 
-def wait_for(ports: list[int], process: "subprocess.Popen[bytes]", log: Path) -> None:
+def wait_for(ports: list[int], process: Process, log: Path, path: str = "/health") -> None:
     """Until all of these answer."""
     deadline = time.monotonic() + START_SECONDS_MAX
     for port in ports:
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
                     break
             except (urllib.error.URLError, OSError):
                 if process.poll() is not None or time.monotonic() > deadline:
