@@ -35,7 +35,8 @@ pub(super) struct Pinned<'a> {
 impl<'a> Pinned<'a> {
     /// Pin a sealed block; `None` if it is not sealed any more.
     pub(super) fn new(core: &'a Core, block: BlockRef) -> Option<Self> {
-        core.pin(block).then_some(Self { core, block })
+        // Made only of a pin of one's own: dropping it gives one back.
+        core.pin(block).then(|| Self { core, block })
     }
 
     /// Bytes in use of the whole block.
@@ -135,5 +136,31 @@ impl Inner {
             drop(pinned);
             patience.wait()?;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slot_space::SlotSpace;
+    use crate::{OpenOptions, Pool};
+
+    #[test]
+    fn who_comes_too_late_to_pin_a_value_takes_nobody_elses_pin() {
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let ns = pool.namespace(&[1; 32], 0, &[512], "test").expect("a namespace");
+        core.grow(ns).expect("room");
+        let key = Key::new(&[7; 16]).expect("a key");
+        let block = pool.reserve(ns, &[key], None, false).expect("a namespace")[0].1;
+        pool.mark_written(0, &[block], None).expect("reserved");
+        assert_eq!(pool.publish(&[block]).expect("written"), 1);
+        let held = Pinned::new(core, block).expect("sealed");
+        assert!(core.expel(block));
+        assert!(Pinned::new(core, block).is_none());
+        assert!(core.is_readable(block), "still held");
+        drop(held);
+        assert!(!core.is_readable(block));
     }
 }

@@ -102,7 +102,9 @@ impl Core {
         }
         let holder = word.load(Acquire);
         let free = holder == 0 || self.is_dead(holder);
-        (free && word.compare_exchange(holder, mine, AcqRel, Relaxed).is_ok()).then_some(LockGuard { word, mine })
+        let taken = free && word.compare_exchange(holder, mine, AcqRel, Relaxed).is_ok();
+        // Made only of a lock that was taken: dropping it releases what any thread of this process has.
+        taken.then(|| LockGuard { word, mine })
     }
 
     #[cold]
@@ -153,6 +155,19 @@ impl Core {
 mod tests {
     use super::*;
     use crate::{OpenOptions, Pool};
+
+    #[test]
+    fn who_does_not_get_a_lock_leaves_it_to_a_thread_that_has_it() {
+        let options = OpenOptions { pool_bytes: Some(1 << 20), private: true, ..OpenOptions::default() };
+        let pool = Pool::open("p", &options).expect("a private pool");
+        let core = pool.core();
+        let word = AtomicU64::new(0);
+        let held = core.lock(&word).expect("free");
+        assert!(core.try_lock(&word).is_none());
+        assert_eq!(word.load(Relaxed), core.me.encode());
+        drop(held);
+        assert!(core.try_lock(&word).is_some());
+    }
 
     #[test]
     fn a_wait_that_earlier_ones_cut_short_does_not_make_its_holder_slow() {
