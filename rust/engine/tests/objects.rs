@@ -296,6 +296,46 @@ fn a_store_that_evicts_leaves_a_cache_in_the_same_pool_its_share() {
 }
 
 #[test]
+fn a_store_that_evicts_gets_room_in_a_pool_that_another_instance_has_filled() {
+    let dir = ShmDir::new("object-late");
+    let alias = dir.0.join("another-instance");
+    std::os::unix::fs::symlink(&dir.0, &alias).unwrap();
+    let cache = Pool::open("p", &OpenOptions { shm_dir: alias, ..dir.options(1 << 20, 128 << 10) }).unwrap();
+    let ns = common::namespace(&cache, &[4096]);
+    common::store(&cache, ns, 0..256);
+    assert_eq!(cache.share().unwrap().bytes, cache.share().unwrap().used_bytes, "none of it is beyond its share");
+    let store = ObjectStore::open(Some("p"), &ObjectStoreOptions { evict: true, ..options(&dir, MIB) }).unwrap();
+    // Slots of each class, and more of one than a segment has.
+    for bytes in [100, 20 * KIB, 100 * KIB, 300 * KIB] {
+        put(&store, "key", &value(bytes, bytes)).unwrap();
+        assert!(get(&store, "key") == Some(value(bytes, bytes)), "{bytes} bytes");
+    }
+    assert_eq!(cache.namespace_stats(ns).unwrap()[0], ("slots", 128), "no more than was needed");
+    assert!(cache.lookup(ns, &common::keys(0..256), 0).unwrap() > 0);
+    verify(&store);
+}
+
+#[test]
+fn a_store_that_evicts_looks_beyond_segments_that_are_in_use() {
+    let dir = ShmDir::new("object-beyond");
+    let cache = Pool::open("p", &dir.options(1 << 20, 128 << 10)).unwrap();
+    let ns = common::namespace(&cache, &[4096]);
+    common::store(&cache, ns, 0..256);
+    // One block in each segment but the hottest, where the head of the chain is.
+    let segment_of = |lent: &pegaflow_engine::Lent| lent.places().next().unwrap().segment;
+    let all = cache.lend(ns, &common::keys(0..256), true, u64::MAX).unwrap();
+    let hottest = segment_of(&all[0].1);
+    let mut lent = std::collections::HashMap::new();
+    for (_, block) in all.into_iter().filter(|(_, block)| segment_of(block) != hottest) {
+        lent.entry(segment_of(&block)).or_insert(block);
+    }
+    assert_eq!(lent.len(), 7);
+    let store = ObjectStore::open(Some("p"), &ObjectStoreOptions { evict: true, ..options(&dir, MIB) }).unwrap();
+    put(&store, "key", b"value").unwrap();
+    assert_eq!(get(&store, "key").as_deref(), Some(&b"value"[..]));
+}
+
+#[test]
 fn a_damaged_value_is_an_error_and_can_be_removed() {
     let dir = ShmDir::new("object-damaged");
     let store = open(&dir, 2 * MIB);

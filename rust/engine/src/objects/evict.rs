@@ -1,7 +1,8 @@
 //! Eviction of values, for stores that allow it: those used longest ago first.
 //!
 //! A class runs out while another has room, so the victim is either the oldest value that has a slot of the wanted
-//! class, or all of an extent of another class in which nothing is younger than that.
+//! class, or all of an extent of another class in which nothing is younger than that. A class in which nothing can go
+//! takes an extent whatever is in it.
 
 use std::sync::PoisonError;
 
@@ -14,7 +15,7 @@ use crate::sync::{Acquire, Relaxed, SeqCst};
 use super::classes::HEAD;
 use super::store::Inner;
 
-/// Extents of other classes that are tried per scan; the others are leased or being written.
+/// Extents of other namespaces that are tried per scan, of those in which nothing is leased or being written.
 const EXTENTS_TRIED_MAX: usize = 4;
 
 /// Members of a victim among which one of the wanted class is looked for: the larger ones come first.
@@ -49,7 +50,9 @@ impl Inner {
             }
             *candidates = self.scan(class);
             self.at_capacity[class].store(u64::MAX, Relaxed);
-            let oldest = candidates.last().map_or(u64::MAX, |(stamp, _)| *stamp);
+            // Values that were stored while there was no slot of the class have none to give.
+            let has_slots = !core.extents(self.classes.namespace(class)).is_empty();
+            let oldest = candidates.last().map(|(stamp, _)| *stamp).filter(|_| has_slots);
             if self.retire_older(class, oldest) {
                 return (true, None);
             }
@@ -97,18 +100,24 @@ impl Inner {
         header.is_some_and(|header| self.classes.uses(header.used_bytes.load(Relaxed) as usize, class))
     }
 
-    /// Take the coldest extent of another namespace out of use if everything in it is older than `oldest`.
-    fn retire_older(&self, class: usize, oldest: u64) -> bool {
+    /// Take the coldest extent of another namespace out of use if everything in it is older than `oldest`, the value
+    /// that would go instead, and may go by the shares. Without such a value, one of which that is not true if need be:
+    /// stores have no share, and would never get an extent of a pool that others have filled.
+    fn retire_older(&self, class: usize, oldest: Option<u64>) -> bool {
         let core = self.core();
         let keep = self.classes.namespace(class).id();
         let all = core.all_extents();
         let shares = core.shares_in(&all);
         let others = all.iter().filter(|e| e.state == ExtentState::Ready && e.namespace != keep);
-        let others = others.filter(|extent| core.may_go(extent, &shares)).cloned();
-        let mut colder: Vec<(u64, Extent)> =
-            others.filter_map(|extent| Some((self.newest(&extent, oldest)?, extent))).collect();
-        colder.sort_unstable_by_key(|(newest, _)| *newest);
-        colder.iter().take(EXTENTS_TRIED_MAX).any(|(_, extent)| core.retire(extent, true))
+        let offers = others.filter_map(|extent| {
+            let against_shares = !core.may_go(extent, &shares);
+            let newest = self.newest(extent, oldest.unwrap_or(u64::MAX))?;
+            (oldest.is_none() || !against_shares).then_some((against_shares, newest, extent))
+        });
+        let mut offers: Vec<(bool, u64, &Extent)> = offers.collect();
+        offers.sort_unstable_by_key(|(against_shares, newest, _)| (*against_shares, *newest));
+        let usable = offers.iter().filter(|(.., extent)| core.may_retire(extent, true));
+        usable.take(EXTENTS_TRIED_MAX).any(|(.., extent)| core.retire(extent, true))
     }
 
     /// Stamp of the newest block that has a slot in the extent; `None` if that is not below `limit`.
