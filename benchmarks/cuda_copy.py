@@ -76,9 +76,7 @@ def main() -> None:
     finish("cuda_copy", results)
 
 
-def strategies(
-    kibs: Sequence[int], place: Path, plain: Sequence[float], decode: Any, step_ms: float
-) -> list[Result]:
+def strategies(kibs: Sequence[int], place: Path, plain: Sequence[float], decode: Any, step_ms: float) -> list[Result]:
     """Every strategy at these fragments, idle and beside the load."""
     from benchmarks._gpu_cache import cache_of
 

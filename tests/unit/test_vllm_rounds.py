@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _vllm_rounds, sharing, zero_hit
+from benchmarks import _timed_connector, _vllm_rounds, sharing, zero_hit
 from benchmarks._vllm_rounds import Engine, Round, Start, compared, in_turn, interval, running
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +137,22 @@ def test_instances_of_a_fleet_divide_the_requests_and_are_timed_together() -> No
     numbers = range(3 * 2 * sharing.REQUESTS, 4 * 2 * sharing.REQUESTS)
     assert engines[0].asked == [sharing.WORKLOAD.prompt(number) for number in numbers if number % 2 == 0]
     assert engines[1].asked == [sharing.WORKLOAD.prompt(number) for number in numbers if number % 2 == 1]
+
+
+def test_a_call_of_the_connector_within_another_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count(1)
+    monkeypatch.setattr(_timed_connector.time, "perf_counter_ns", lambda: next(seconds) * 10**9)
+    clock = _timed_connector._Clock(tmp_path / "1")
+    inner = clock.timed(lambda: "in")
+    outer = clock.timed(lambda: f"{inner()} and out")
+    assert outer() == "in and out"
+    assert _timed_connector.seconds_in_calls(tmp_path) == 1
+    assert inner() == "in"
+    assert _timed_connector.seconds_in_calls(tmp_path) == 2
+    names = set(vars(_timed_connector.TimedConnector))
+    assert names.isdisjoint({"build_connector_meta", "start_load_kv"}), "without a directory for clocks there are none"
 
 
 def test_no_prompt_of_the_zero_hit_benchmark_has_a_block_of_another() -> None:
