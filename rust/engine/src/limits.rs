@@ -72,6 +72,8 @@ pub const RECOUNT_COST_MAX: u32 = 32;
 pub const MOVES_FOLLOWED_MAX: usize = few(64, 0);
 /// Longest wait for leases of blocks that have to move.
 pub const LEASED_MOVE_WAIT_MAX: Duration = Duration::from_millis(500);
+/// Looks of a reaper at the extents of one process: each of its threads may be at one more step with one of them.
+pub const EXTENT_LOOKS_MAX: usize = 8;
 /// Extents that are tried in one search for one to take.
 pub const EXTENTS_TRIED_MAX: usize = 8;
 /// Thousandths of the largest weight of an instance.

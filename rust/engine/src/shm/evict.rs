@@ -326,7 +326,6 @@ pub(crate) fn name_of(header: &SlotHeader) -> Option<(Identity, Key)> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::shm::extent::store_state;
     use crate::shm::shares::Share;
     use crate::{OpenOptions, Pool};
 
@@ -369,7 +368,7 @@ mod tests {
             let core = pool.core();
             let (head, extent) = head_and_member(&pool);
             if !stays {
-                assert!(core.claim_for_retiring(&extent, false));
+                assert!(core.claim_for_retiring(&extent, false).is_some());
             }
             let stamp = core.control.stamp(head.slot()).load(SeqCst);
             let freeing = core.evict_one(head.slot(), stamp, None).expect("nobody uses it");
@@ -516,9 +515,7 @@ mod tests {
         assert_ne!(core.control.extent_of(parent.slot()), core.control.extent_of(child.slot()));
         let taken = Extent::load(&core.control, core.control.extent_of(child.slot()).expect("an extent"));
         let taken = taken.expect("sound").expect("in use");
-        let row = &core.control.extents()[taken.index as usize];
-        store_state(row, taken.generation, core.me.row, ExtentState::Retiring);
-        core.extents_changed();
+        let taken = core.claim_for_retiring(&taken, false).expect("nobody else takes it");
         while core.evict_into_reserved(ns, core.me.row).is_some() {}
         core.reopen(&taken);
         assert_eq!(pool.lookup(ns, &keys[64..], 0).expect("a namespace"), 2);

@@ -112,8 +112,11 @@ impl Extent {
 
     /// Whether the row still says what this copy says of generation, owner and state.
     pub(crate) fn is_current(&self, control: &Control) -> bool {
-        let word = control.extents()[self.index as usize].state.load(Acquire);
-        word == state_word(self.generation, self.owner, self.state)
+        control.extents()[self.index as usize].state.load(Acquire) == self.word()
+    }
+
+    fn word(&self) -> u64 {
+        state_word(self.generation, self.owner, self.state)
     }
 
     /// Numbers of its slots.
@@ -134,9 +137,16 @@ impl Extent {
     }
 }
 
-/// Move the row to `state`, keeping or setting its generation.
-pub(crate) fn store_state(row: &ExtentRow, generation: u32, owner: u32, state: ExtentState) {
-    row.state.store(state_word(generation, owner, state), SeqCst);
+impl ExtentRow {
+    /// Say what a free row is going to be, but for its state.
+    pub(crate) fn fill(&self, extent: &Extent) {
+        self.namespace.store(extent.namespace, Relaxed);
+        self.parts.store(extent.segments.len() as u32, Relaxed);
+        self.first_slot.store(extent.first_slot, Relaxed);
+        self.slots.store(extent.slot_count, Relaxed);
+        self.bytes.store(extent.bytes, Relaxed);
+        self.segments.iter().zip(&extent.segments).for_each(|(word, segment)| word.store(*segment, Relaxed));
+    }
 }
 
 fn state_word(generation: u32, owner: u32, state: ExtentState) -> u64 {
@@ -177,6 +187,49 @@ impl Core {
                 })
             })
             .collect()
+    }
+
+    /// Whether an extent that this process is creating or taking out of use, for itself or for a dead one, still is in
+    /// its hands. A process that loses its lock without knowing is taken for dead, and others go on with its extents.
+    pub(crate) fn has_extent(&self, extent: &Extent) -> bool {
+        self.is_member() && extent.is_current(&self.control)
+    }
+
+    /// Move the row of an extent in this process's hands on to `state`. `None` if it is in other hands.
+    pub(crate) fn move_on(&self, extent: &Extent, owner: u32, state: ExtentState) -> Option<Extent> {
+        let next = Extent { owner, state, ..extent.clone() };
+        let row = &self.control.extents()[extent.index as usize];
+        let mine = self.is_member() && row.state.compare_exchange(extent.word(), next.word(), SeqCst, Relaxed).is_ok();
+        mine.then_some(next)
+    }
+
+    /// As [`Self::has_extent`], as an error.
+    pub(crate) fn check_extent(&self, extent: &Extent) -> Result<()> {
+        self.check_usable()?;
+        let lost = || Error::busy(format!("extent {} went into other hands while it was made", extent.index));
+        extent.is_current(&self.control).then_some(()).ok_or_else(lost)
+    }
+
+    /// Claim a free row that is filled for `extent`; `free` is its word from before.
+    pub(crate) fn claim_row(&self, row: &ExtentRow, free: u64, extent: &Extent) -> bool {
+        if row.state.compare_exchange(free, extent.word(), SeqCst, Relaxed).is_err() {
+            return false;
+        }
+        crate::crash_point::pass("grow.creating");
+        self.still_claimed(extent, &Extent { owner: 0, state: ExtentState::Free, ..extent.clone() })
+    }
+
+    /// An extent that this process has just claimed is its own, unless it was reaped meanwhile: who reaps marks the
+    /// process, then looks through the extents, so that one of the two gives it back, as it was `before`.
+    pub(crate) fn still_claimed(&self, claimed: &Extent, before: &Extent) -> bool {
+        fence(SeqCst);
+        if self.is_member() {
+            return true;
+        }
+        let row = &self.control.extents()[claimed.index as usize];
+        let _or_the_reaper_did = row.state.compare_exchange(claimed.word(), before.word(), SeqCst, Relaxed);
+        self.extents_changed();
+        false
     }
 
     pub(crate) fn extents_changed(&self) {

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::limits::SLOTS_PER_RANGE;
 use crate::shm::backing::{furnish, helpers};
 use crate::shm::core::Core;
-use crate::shm::extent::{Extent, ExtentState, store_state};
+use crate::shm::extent::{Extent, ExtentState};
 use crate::shm::file::{Place, set_length};
 use crate::shm::geometry::slot_stride;
 use crate::shm::mapping::Mapping;
@@ -40,9 +40,8 @@ impl Core {
             Err(outcome) => return Ok(outcome),
         };
         crate::crash_point::pass("grow.claimed");
-        match self.build_extent(&extent, &info) {
+        match self.build_extent(&extent, &info).and_then(|()| self.hand_out(&extent)) {
             Ok(()) => {
-                self.hand_out(&extent);
                 #[cfg(not(loom))]
                 self.remember_more();
                 Ok(Grown::Yes)
@@ -66,12 +65,10 @@ impl Core {
             return Ok(Err(Grown::InProgress));
         }
         let geometry = self.control.geometry();
-        let slots = info.part_bytes.iter().map(|bytes| geometry.segment_bytes / slot_stride(*bytes)).min().unwrap_or(0);
-        let slots = slots.min(geometry.slots_max);
         let Some(segments) = unused_segments(&all, geometry.segments_max() as u32, info.parts as usize) else {
             return Ok(Err(Grown::AtCapacity));
         };
-        let Some((first_slot, slots)) = unused_slots(&all, geometry.slots_max, slots) else {
+        let Some((first_slot, slots)) = unused_slots(&all, geometry.slots_max, self.slots_of_extent(info)) else {
             return Ok(Err(Grown::AtCapacity));
         };
         let rows = self.control.extents();
@@ -80,25 +77,37 @@ impl Core {
         else {
             return Ok(Err(Grown::AtCapacity));
         };
-        let generation = ((row.state.load(SeqCst) >> 32) as u32).wrapping_add(1);
-        let bytes = info.part_bytes.iter().map(|bytes| slots * slot_stride(*bytes)).sum();
-        row.namespace.store(info.id, Relaxed);
-        row.parts.store(info.parts, Relaxed);
-        row.first_slot.store(first_slot as u32, Relaxed);
-        row.slots.store(slots as u32, Relaxed);
-        row.bytes.store(bytes, Relaxed);
-        row.segments.iter().zip(&segments).for_each(|(word, segment)| word.store(*segment, Relaxed));
+        let word = row.state.load(SeqCst);
+        let extent = Extent {
+            index: index as u32,
+            generation: ((word >> 32) as u32).wrapping_add(1),
+            owner: self.me.row,
+            state: ExtentState::Creating,
+            namespace: info.id,
+            first_slot: first_slot as u32,
+            slot_count: slots as u32,
+            bytes: info.part_bytes.iter().map(|bytes| slots * slot_stride(*bytes)).sum(),
+            segments,
+        };
+        // Who stood still here for so long that he was taken for dead no longer has the lock.
+        self.check_usable()?;
+        row.fill(&extent);
         crate::crash_point::pass("grow.filled");
-        store_state(row, generation, self.me.row, ExtentState::Creating);
-        crate::crash_point::pass("grow.creating");
-        Extent::load(&self.control, index as u32)?
-            .map(Ok)
-            .ok_or_else(|| Error::corrupt(format!("extent {index} vanished while it was claimed")))
+        let is_mine = self.claim_row(row, word, &extent);
+        Ok(if is_mine { Ok(extent) } else { Err(Grown::InProgress) })
+    }
+
+    /// Slots of a whole extent of a namespace.
+    pub(crate) fn slots_of_extent(&self, info: &NamespaceInfo) -> u64 {
+        let geometry = self.control.geometry();
+        let slots = info.part_bytes.iter().map(|bytes| geometry.segment_bytes / slot_stride(*bytes)).min().unwrap_or(0);
+        slots.min(geometry.slots_max)
     }
 
     /// Create segments and claim header memory.
     fn build_extent(&self, extent: &Extent, info: &NamespaceInfo) -> Result<()> {
         for (part, (segment, part_bytes)) in extent.segments.iter().zip(&info.part_bytes).enumerate() {
+            self.check_extent(extent)?;
             let name = segment_file(*segment);
             // Left by somebody who died before this segment number was claimed anew.
             self.home.place.remove(&name);
@@ -149,51 +158,56 @@ impl Core {
 
     /// Make the slots usable: range table and free hints first, READY last. An extent that is READY but whose slots
     /// nobody finds yet would have its users evict blocks for nothing.
-    fn hand_out(&self, extent: &Extent) {
+    fn hand_out(&self, extent: &Extent) -> Result<()> {
+        let is_mine = || self.has_extent(extent);
         if matches!(self.place, Place::Directory(..)) {
             // A process that died while it still had an older list of extents may have left its mark on a header.
-            extent.slots().for_each(|slot| self.clear_header(slot));
+            extent.slots().take_while(|_| is_mine()).for_each(|slot| self.clear_header(slot));
         }
         crate::crash_point::pass("grow.headers_cleared");
-        for range in extent.ranges() {
+        for range in extent.ranges().take_while(|_| is_mine()) {
             self.control.ranges()[range].store(extent.index + 1, Release);
             crate::crash_point::pass("grow.ranged");
         }
-        for slot in extent.slots() {
+        for slot in extent.slots().take_while(|_| is_mine()) {
             self.hint_free(slot);
             crate::crash_point::pass("grow.hinted");
         }
-        let row = &self.control.extents()[extent.index as usize];
-        store_state(row, extent.generation, self.me.row, ExtentState::Ready);
+        if self.move_on(extent, self.me.row, ExtentState::Ready).is_none() {
+            return self.check_extent(extent);
+        }
         crate::crash_point::pass("grow.ready");
         self.extents_changed();
         crate::crash_point::pass("grow.announced");
         self.namespace_freed(extent.namespace);
+        Ok(())
     }
 
-    /// Remove an extent in CREATING or DROPPING: hints, range table, slots, segments, and the row last.
+    /// Remove an extent in CREATING or DROPPING: hints, range table, slots, segments, and the row last. Each step looks
+    /// first whether it still is in this process's hands: what is gone may be another namespace's already.
     pub(crate) fn drop_extent(&self, extent: &Extent) {
-        for slot in extent.slots() {
+        let is_mine = || self.has_extent(extent);
+        for slot in extent.slots().take_while(|_| is_mine()) {
             self.unhint_free(slot);
             crate::crash_point::pass("drop.unhinted");
         }
-        for range in extent.ranges() {
+        for range in extent.ranges().take_while(|_| is_mine()) {
             self.control.ranges()[range].store(0, Release);
             crate::crash_point::pass("drop.unranged");
         }
         if extent.state == ExtentState::Dropping {
             // Out of everybody's reach now; while CREATING, header memory may not even be claimed.
-            extent.slots().for_each(|slot| self.clear_header(slot));
+            extent.slots().take_while(|_| is_mine()).for_each(|slot| self.clear_header(slot));
             crate::crash_point::pass("drop.headers_cleared");
         }
-        for segment in &extent.segments {
+        for segment in extent.segments.iter().take_while(|_| is_mine()) {
             self.home.place.remove(&segment_file(*segment));
             crate::crash_point::pass("drop.segment_removed");
         }
-        let row = &self.control.extents()[extent.index as usize];
-        store_state(row, extent.generation, 0, ExtentState::Free);
-        crate::crash_point::pass("drop.freed");
-        self.extents_changed();
+        if self.move_on(extent, 0, ExtentState::Free).is_some() {
+            crate::crash_point::pass("drop.freed");
+            self.extents_changed();
+        }
         self.prune_segments();
     }
 

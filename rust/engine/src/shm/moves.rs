@@ -166,9 +166,7 @@ impl Core {
     /// sibling is taking another extent of the namespace: of two that move blocks at a time, one would not learn what
     /// the other's children are told.
     fn evacuate(&self, extent: &Extent, any: bool) -> bool {
-        if !self.claim_for_retiring(extent, true) {
-            return false;
-        }
+        let Some(extent) = &self.claim_for_retiring(extent, true) else { return false };
         crate::crash_point::pass("retire.claimed");
         self.expect_orphans();
         let leaving = Leaving { extent: extent.index, any };
@@ -300,7 +298,6 @@ impl Core {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::shm::extent::store_state;
     use crate::{Key, OpenOptions, Pool};
 
     /// Store a block in the extent.
@@ -331,11 +328,9 @@ mod tests {
     fn of_two_extents_of_a_namespace_one_is_emptied_at_a_time_and_no_child_is_lost() {
         let (pool, keys, extents) = parent_and_child();
         let core = pool.core();
-        let row = &core.control.extents()[extents[1].index as usize];
-        store_state(row, extents[1].generation, core.me.row, ExtentState::Retiring);
-        core.extents_changed();
+        let taken = core.claim_for_retiring(&extents[1], true).expect("nobody else takes it");
         assert!(!core.evacuate(&extents[0], false), "a sibling is taking the other");
-        core.reopen(&extents[1]);
+        core.reopen(&taken);
         assert!(core.evacuate(&extents[0], false));
         core.expect_orphans();
         core.drop_orphans();
@@ -400,8 +395,9 @@ mod tests {
         // Half of the extent is used last, and so moves.
         keys[..32].iter().for_each(|key| assert_eq!(pool.touch(Namespace(0), &[*key]).expect("a namespace"), 1));
         let moves = &core.control.namespaces()[extents[0].namespace as usize].moves;
+        let taken = core.claim_for_retiring(&extents[0], true).expect("nobody else takes it");
         let mut work = Evacuation {
-            extent: &extents[0],
+            extent: &taken,
             leaving: Leaving { extent: extents[0].index, any: true },
             queue: EvictQueue::default(),
             owned: HashMap::new(),
@@ -410,7 +406,6 @@ mod tests {
             moved: Moved::default(),
             patient_until: Instant::now(),
         };
-        assert!(core.claim_for_retiring(&extents[0], true));
         let before = moves.load(SeqCst);
         assert!(core.make_room(&mut work) && core.copy_out(&mut work));
         assert_eq!(moves.load(SeqCst), before, "nothing has moved yet");
@@ -418,7 +413,7 @@ mod tests {
         assert!(copied == 32 && core.move_over(&mut work));
         assert_eq!(moves.load(SeqCst), before + copied);
         assert_eq!(work.owned.len(), 64);
-        core.end_retiring(&extents[0], work.owned.into_iter().collect(), true);
+        assert!(core.end_retiring(&taken, work.owned.into_iter().collect(), true));
     }
 
     #[test]
@@ -427,7 +422,7 @@ mod tests {
         let core = pool.core();
         let version = core.control.header().extents_version.load(SeqCst);
         let seen = core.all_extents();
-        assert!(core.claim_for_retiring(&extents[0], true));
+        let taken = core.claim_for_retiring(&extents[0], true).expect("nobody else takes it");
         core.search_from(Namespace(extents[0].namespace), extents[2].first_slot);
         let ns = Namespace(extents[0].namespace);
         let target = core.take_free(ns, &core.extents(ns)).expect("a free slot");
@@ -437,7 +432,7 @@ mod tests {
         let left = core.switch_to_twin(&twin, &mut moved).expect("nobody uses it");
         assert_ne!(core.drop_orphans_once(&seen, version), 0, "it has to look again");
         core.rename_moved_parents(ns, &moved);
-        core.end_retiring(&extents[0], vec![left], false);
+        core.end_retiring(&taken, vec![left], false);
         assert_eq!(pool.lookup(ns, &keys, 0).expect("a namespace"), 2);
     }
 
@@ -448,8 +443,7 @@ mod tests {
         let ns = Namespace(extents[0].namespace);
         let oldest = core.oldest_in(ns, &core.all_extents()).expect("two blocks");
         core.control.stamp(extents[2].first_slot).store(1, SeqCst);
-        let row = &core.control.extents()[extents[2].index as usize];
-        store_state(row, extents[2].generation, core.me.row, ExtentState::Creating);
+        core.move_on(&extents[2], core.me.row, ExtentState::Creating).expect("it is nobody else's");
         assert_eq!(core.oldest_in(ns, &core.all_extents()), Some(oldest));
     }
 }

@@ -25,6 +25,9 @@ impl Core {
         let expected = &self.control.header().orphans_expected;
         let Some(seen) = notice::read(expected) else { return };
         for _ in 0..SCANS_MAX {
+            if !self.is_member() {
+                return;
+            }
             let version = self.control.header().extents_version.load(SeqCst);
             let extents = self.all_extents();
             // Who is still taking an extent makes more, says so before it begins, and may be about to tell the children

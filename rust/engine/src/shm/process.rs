@@ -8,7 +8,7 @@ use crate::shm::core::Core;
 use crate::shm::liveness::LockFile;
 use crate::shm::namespace::Namespace;
 use crate::shm::rows::{ProcessRow, store_label};
-use crate::sync::{Acquire, SeqCst};
+use crate::sync::{Acquire, Relaxed, SeqCst};
 
 /// In a row's flags: devices may write the process's slots.
 const FLAG_DEVICE_WRITES: u64 = 1;
@@ -71,6 +71,13 @@ pub(crate) fn load(row: &ProcessRow) -> (u64, ProcessState) {
 
 pub(crate) fn store(row: &ProcessRow, epoch: u64, state: ProcessState) {
     row.state.store(epoch << 8 | state as u64, SeqCst);
+}
+
+/// A row in cleaning is free; `false` if it is not any more what it was: who cleaned was taken for dead meanwhile.
+pub(crate) fn free_row(row: &ProcessRow, epoch: u64) -> bool {
+    let word = |state: ProcessState| epoch << 8 | state as u64;
+    let free = |from| row.state.compare_exchange(word(from), word(ProcessState::Free), SeqCst, Relaxed).is_ok();
+    free(ProcessState::Reaping) || free(ProcessState::Leaving)
 }
 
 /// What registering gave: a row, and the dead member of whose things the row is still full, if there was no free one.

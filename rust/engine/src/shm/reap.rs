@@ -7,16 +7,16 @@ use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::limits::{MAINTENANCE_INTERVAL, PROCESSES_MAX, QUARANTINE_GRACE};
+use crate::limits::{EXTENT_LOOKS_MAX, MAINTENANCE_INTERVAL, PROCESSES_MAX, QUARANTINE_GRACE};
 use crate::shm::clock::boot_ms;
 use crate::shm::core::Core;
 use crate::shm::evict::name_of;
 use crate::shm::extent::{Extent, ExtentState};
 use crate::shm::notice;
-use crate::shm::process::{Member, ProcessState, load, store};
+use crate::shm::process::{Member, ProcessState, free_row, load, store};
 use crate::shm::rows::SlotHeader;
 use crate::shm::state::{NOBODY, SlotState, State, sealed_word};
-use crate::sync::{Acquire, AtomicU64, Relaxed, SeqCst};
+use crate::sync::{Acquire, AtomicU64, Relaxed, SeqCst, fence};
 
 /// What may be done with the slots that a dead process reserved or leased.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,6 +52,10 @@ impl Core {
     fn reap_if_dead(&self, row: u32, is_due: impl Fn(u32, u64) -> bool) -> bool {
         let (epoch, state) = load(&self.control.processes()[row as usize]);
         if state != ProcessState::Free && !is_due(row, epoch) {
+            return false;
+        }
+        // Who is taken for dead himself cannot tell who lives.
+        if !self.is_member() {
             return false;
         }
         if state == ProcessState::Free || !matches!(self.lock_file.try_lock(row), Ok(true)) {
@@ -92,7 +96,9 @@ impl Core {
         if writers == Writers::Living || !settled {
             return false;
         }
-        store(row, dead.epoch, ProcessState::Free);
+        if !free_row(row, dead.epoch) {
+            return false;
+        }
         crate::crash_point::pass("reap.freed");
         self.stats.processes_reaped.add(1);
         true
@@ -123,6 +129,10 @@ impl Core {
 
     /// Drop locks, slots, leases and extents of a dead member. `false` if a lock could not be had.
     fn settle(&self, dead: Member, writers: Writers) -> bool {
+        // Who is taken for dead himself reaps nobody: the row may be another's already, and so may what it says.
+        if !self.is_member() {
+            return false;
+        }
         self.break_locks();
         crate::crash_point::pass("reap.locks_broken");
         let extents = self.all_extents();
@@ -135,7 +145,7 @@ impl Core {
         for slot in extents.iter().filter(usable).flat_map(Extent::slots) {
             self.free_orphan(slot);
         }
-        self.reap_extents(dead.row, &extents);
+        settled &= self.reap_extents(dead.row);
         crate::crash_point::pass("reap.extents_settled");
         if dead != self.me {
             // It may have died just after it had published a block whose parent was going, and what it was evicting is
@@ -172,6 +182,9 @@ impl Core {
     /// `false` if the slot still belongs to the dead process since a lock could not be had.
     fn reap_slot(&self, slot: u32, row: u32, writers: Writers) -> bool {
         let Some(header) = self.control.slot(slot) else { return true };
+        if !self.is_member() {
+            return false;
+        }
         self.disown(slot, row);
         let bit = 1u64 << (row % 64);
         // A living follower may still be reading what its leader leased.
@@ -297,15 +310,19 @@ impl Core {
         })
     }
 
-    /// Extents that the dead process was creating or retiring.
-    fn reap_extents(&self, row: u32, extents: &[Extent]) {
-        for extent in extents.iter().filter(|extent| extent.owner == row) {
-            match extent.state {
-                ExtentState::Creating | ExtentState::Dropping => self.drop_extent(extent),
-                ExtentState::Retiring => self.reopen(extent),
-                ExtentState::Free | ExtentState::Ready => {}
+    /// Extents that the dead process was creating or retiring. If it only lost its lock, it may be at its last step
+    /// with one of them: then there is another look. `false` if that was not enough.
+    fn reap_extents(&self, row: u32) -> bool {
+        // Who claims one stores its word, then looks whether it is reaped.
+        fence(SeqCst);
+        let in_work = |extent: &Extent| extent.owner == row && extent.state != ExtentState::Ready;
+        (0..EXTENT_LOOKS_MAX).any(|_| {
+            let left: Vec<Extent> = self.all_extents().into_iter().filter(in_work).collect();
+            for extent in &left {
+                if extent.state == ExtentState::Retiring { self.reopen(extent) } else { self.drop_extent(extent) }
             }
-        }
+            left.is_empty()
+        })
     }
 
     /// Free what has been in quarantine long enough.

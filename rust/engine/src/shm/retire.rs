@@ -6,7 +6,7 @@
 
 use crate::key::BlockRef;
 use crate::shm::core::Core;
-use crate::shm::extent::{Extent, ExtentState, store_state};
+use crate::shm::extent::{Extent, ExtentState};
 use crate::shm::free::TakenSlot;
 use crate::shm::lease::is_leased;
 use crate::shm::namespace::Namespace;
@@ -23,9 +23,10 @@ impl Core {
 
     /// Take `extent` out of use; with `evict`, its sealed blocks go first.
     pub(crate) fn retire(&self, extent: &Extent, evict: bool) -> bool {
-        if !self.may_retire(extent, evict) || !self.claim_for_retiring(extent, false) {
+        if !self.may_retire(extent, evict) {
             return false;
         }
+        let Some(extent) = self.claim_for_retiring(extent, false) else { return false };
         crate::crash_point::pass("retire.claimed");
         if evict {
             self.expect_orphans();
@@ -37,17 +38,16 @@ impl Core {
             crate::crash_point::pass("retire.taken");
             taken.is_some()
         });
-        self.end_retiring(extent, owned, all)
+        self.end_retiring(&extent, owned, all)
     }
 
-    /// Remove an extent of which this process has all slots, or give back those that it has.
+    /// Remove a RETIRING extent of which this process has all slots, or give back those that it has. Whether it went.
     pub(crate) fn end_retiring(&self, extent: &Extent, owned: Vec<TakenSlot>, all: bool) -> bool {
-        if all {
-            let row = &self.control.extents()[extent.index as usize];
-            store_state(row, extent.generation, self.me.row, ExtentState::Dropping);
+        let dropping = if all { self.move_on(extent, self.me.row, ExtentState::Dropping) } else { None };
+        if let Some(dropping) = &dropping {
             self.extents_changed();
             crate::crash_point::pass("retire.dropping");
-            self.drop_extent(&Extent { state: ExtentState::Dropping, ..extent.clone() });
+            self.drop_extent(dropping);
             self.stats.extents_retired.add(1);
         } else {
             for (slot, state) in owned {
@@ -56,7 +56,7 @@ impl Core {
             self.reopen(extent);
         }
         self.drop_orphans();
-        all
+        dropping.is_some()
     }
 
     /// Whether it is worth the try: nothing is leased or on its way, so that no block is lost in vain.
@@ -74,23 +74,18 @@ impl Core {
         })
     }
 
-    /// READY to RETIRING; if `alone`, not while any other extent of the namespace is.
-    pub(crate) fn claim_for_retiring(&self, extent: &Extent, alone: bool) -> bool {
-        let Some(_structure) = self.lock(&self.control.header().structure_lock) else { return false };
+    /// READY to RETIRING; if `alone`, not while any other extent of the namespace is. The extent as it is then.
+    pub(crate) fn claim_for_retiring(&self, extent: &Extent, alone: bool) -> Option<Extent> {
+        let _structure = self.lock(&self.control.header().structure_lock)?;
         let is_other = |e: &Extent| e.namespace == extent.namespace && e.state == ExtentState::Retiring;
         if alone && self.all_extents().iter().any(is_other) {
-            return false;
+            return None;
         }
-        match Extent::load(&self.control, extent.index) {
-            Ok(Some(now)) if now == *extent => {
-                let row = &self.control.extents()[extent.index as usize];
-                store_state(row, extent.generation, self.me.row, ExtentState::Retiring);
-                crate::crash_point::pass("retire.marked");
-                self.extents_changed();
-                true
-            }
-            _ => false,
-        }
+        let now = Extent::load(&self.control, extent.index).ok().flatten().filter(|now| now == extent)?;
+        let retiring = self.move_on(&now, self.me.row, ExtentState::Retiring)?;
+        crate::crash_point::pass("retire.marked");
+        self.extents_changed();
+        self.still_claimed(&retiring, &now).then_some(retiring)
     }
 
     fn own_for_retiring(&self, slot: u32, evict: bool) -> Option<TakenSlot> {
@@ -124,13 +119,14 @@ impl Core {
         (header.state.load(Acquire) == sealed_word(head.generation())).then_some(header)
     }
 
-    /// RETIRING back to READY.
+    /// RETIRING back to READY, unless it is in other hands.
     pub(crate) fn reopen(&self, extent: &Extent) {
-        for slot in extent.slots() {
+        for slot in extent.slots().take_while(|_| self.has_extent(extent)) {
             self.hint_free(slot);
         }
-        let row = &self.control.extents()[extent.index as usize];
-        store_state(row, extent.generation, 0, ExtentState::Ready);
+        if self.move_on(extent, 0, ExtentState::Ready).is_none() {
+            return;
+        }
         crate::crash_point::pass("retire.reopened");
         self.extents_changed();
         self.namespace_freed(extent.namespace);

@@ -12,13 +12,30 @@ use crate::{say, wait_for_parent};
 
 /// Put something else in the place of every descriptor of a control file.
 fn lose_the_lock() {
-    let nothing = File::open("/dev/null").unwrap();
+    replace_descriptors(|_| File::open("/dev/null").unwrap());
+}
+
+/// Put a file in their place that can be locked, too: locks that the process takes from now on are those of that file.
+pub fn lose_all_locks() {
+    replace_descriptors(|_| File::options().write(true).open("/dev/null").unwrap());
+}
+
+/// Open every control file anew in the place of its descriptors: the locks are gone, the files are there.
+pub fn lose_only_the_lock() {
+    replace_descriptors(|path| File::options().read(true).write(true).open(path).unwrap());
+}
+
+fn replace_descriptors(other: impl Fn(&Path) -> File) {
     for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
         let entry = entry.unwrap();
         let number: i32 = entry.file_name().to_str().unwrap().parse().unwrap();
-        if std::fs::read_link(entry.path()).is_ok_and(|target| target.ends_with("control")) {
-            // SAFETY: the descriptor stays open, for another file; its owner only locks with it.
-            assert_eq!(unsafe { libc::dup2(nothing.as_raw_fd(), number) }, number);
+        if let Ok(target) = std::fs::read_link(entry.path())
+            && target.ends_with("control")
+        {
+            let other = other(&target);
+            // SAFETY: the descriptor stays open, for another file or description; its owner only locks and claims with
+            // it.
+            assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
         }
     }
 }

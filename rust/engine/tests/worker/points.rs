@@ -14,7 +14,7 @@ use crate::blocks::{
     MAIN, PART_BYTES, POOL_NAME, check_chain, fingerprint_of, keys, open, open_lru, store_chain, value_of,
 };
 use crate::forge::Forge;
-use crate::reaper;
+use crate::{lost_lock, reaper};
 
 /// Longest try to get to a point. Only who is in the way of it for good makes it so long, and then all tries are.
 const TRY_MAX: Duration = Duration::from_secs(5);
@@ -30,17 +30,33 @@ pub struct Try {
     action: String,
     /// Makes the keys of this try different from those of all others.
     pub seed: u64,
+    /// It loses its lock on the way there, without knowing.
+    pub loses_lock: bool,
     started: Instant,
 }
 
 /// Get to the point `name`, and be killed or stopped there.
 pub fn run(dir: &Path, name: &str, action: &str, seed: u64) {
-    let (name, action) = (name.to_owned(), action.to_owned());
-    Try { dir: dir.to_owned(), name, action, seed, started: Instant::now() }.run();
+    Try::new(dir, name, action, seed).run();
+}
+
+/// Lose the lock, get to the point `name`, and be stopped there.
+pub fn run_without_lock(dir: &Path, name: &str, seed: u64) {
+    Try { loses_lock: true, ..Try::new(dir, name, "stop", seed) }.run();
 }
 
 impl Try {
+    fn new(dir: &Path, name: &str, action: &str, seed: u64) -> Self {
+        let (name, action) = (name.to_owned(), action.to_owned());
+        Self { dir: dir.to_owned(), name, action, seed, loses_lock: false, started: Instant::now() }
+    }
+
     pub fn arm(&self) {
+        if self.loses_lock {
+            // Who reaps holds the locks of the dead too, and growing needs the file.
+            let reaps = self.name.starts_with("reap.") || self.name == "retire.reopened";
+            if reaps { lost_lock::lose_all_locks() } else { lost_lock::lose_only_the_lock() }
+        }
         crash_point::arm(&self.name, &self.action).unwrap();
     }
 

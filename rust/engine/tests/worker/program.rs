@@ -99,6 +99,7 @@ fn run(role: &str, dir: &Path, rest: &[&str]) -> ExitCode {
         "hostile" => hostile_inputs::run(dir, rest[0], rest[1].parse().unwrap(), rest[2].parse().unwrap()),
         "hold" => hold::run(dir, rest[0]),
         "lose-lock" => lost_lock::between(dir),
+        "lose-lock-at" => points::run_without_lock(dir, rest[0], seed_of_this_process()),
         "lose-lock-within" => lost_lock::within(dir, rest[0]),
         "lead" => hold::lead(dir),
         "model" => model::run(dir),

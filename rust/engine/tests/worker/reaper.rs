@@ -5,6 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use pegaflow_engine::Pool;
 
 use crate::blocks::open;
 use crate::nursery::fork_one;
@@ -35,9 +36,20 @@ pub fn run(this: &Try, step: &str) {
         return;
     }
     let victim = Victim(victim);
+    if this.loses_lock {
+        // Nobody else may be told that it is gone before it is.
+        let pool = open(&this.dir);
+        drop(victim);
+        this.arm();
+        return reap_often(&pool);
+    }
     this.arm();
     let pool = open(&this.dir);
     drop(victim);
+    reap_often(&pool);
+}
+
+fn reap_often(pool: &Pool) {
     for _ in 0..REAPS_MAX {
         pool.reap().unwrap();
         std::thread::sleep(Duration::from_micros(100));

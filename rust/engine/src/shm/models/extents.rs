@@ -2,6 +2,7 @@
 
 use super::world::{World, explore};
 use crate::model_words::spawn;
+use crate::shm::extent::ExtentState;
 use crate::shm::publish::Published;
 
 #[test]
@@ -58,5 +59,28 @@ fn an_extent_with_a_leased_block_stays() {
         first.assert_whole();
         assert_eq!(first.core.extents(first.ns).len(), usize::from(!retired));
         if retired { "retired" } else { "leased" }
+    });
+}
+
+#[test]
+fn an_extent_of_a_living_process_that_is_reaped_is_gone_or_whole() {
+    explore("retire beside its own reaper", 1, &["retired", "stayed"], || {
+        let (world, first) = World::new(1);
+        let second = world.process();
+        let key = first.keys[0];
+        let extent = first.core.extents(first.ns)[0].clone();
+        // It loses its lock, and does not know.
+        world.kill(second.number());
+        let taker = spawn(move || second.core.retire(&extent, false));
+        first.core.reap();
+        let stored = first.store(&key, None, 1);
+        taker.join();
+        assert!(first.core.reap() <= 1, "what could not be settled beside it");
+        first.core.drop_orphans();
+        first.assert_whole();
+        let all = first.core.all_extents();
+        assert!(all.iter().all(|extent| extent.state == ExtentState::Ready), "{all:?}");
+        assert!(stored != Some(Published::Visible) || first.check(&key) == Some(1), "a block is lost");
+        if all.is_empty() { "retired" } else { "stayed" }
     });
 }
