@@ -92,6 +92,10 @@ pub const CREATE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Of extents from this size on, a namespace has a whole one to spare while the pool can grow: making one takes longer
 /// than filling a quarter of one.
 pub const SPARE_EXTENT_BYTES_MIN: u64 = 256 << 20;
+/// Tries to grow with the memory of extents that were taken, [`MAINTENANCE_INTERVAL`] apart: siblings unmap it then.
+pub const MEMORY_LOOKS_MAX: usize = 5;
+/// How long such memory is waited for before more is taken.
+pub const MEMORY_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Pause after a failed growth before the next try.
 pub const GROW_RETRY_PAUSE: Duration = Duration::from_secs(5);
 

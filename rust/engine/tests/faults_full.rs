@@ -46,3 +46,8 @@ fn a_pool_that_was_not_told_its_size_fits_the_file_system() {
 fn a_completely_full_file_system_refuses_new_pools_and_serves_old_ones() {
     run_in_small_tmpfs("full-completely", "completely-full");
 }
+
+#[test]
+fn a_namespace_without_a_segment_gets_one_of_another_where_the_file_system_is_full() {
+    run_in_small_tmpfs("full-starving", "one-starves");
+}

@@ -69,6 +69,8 @@ pub(crate) struct Core {
     pub(crate) counted_shares: Mutex<Option<Counted>>,
     pub(crate) grow_error: Mutex<Option<String>>,
     pub(crate) grow_paused_until: Mutex<Option<Instant>>,
+    /// Since when the pool has grown smaller for want of memory, and its bytes before.
+    pub(crate) memory_awaited: Mutex<Option<(Instant, u64)>>,
     /// Since when another process has been growing what this one wants to grow, and when that was seen last.
     pub(crate) growth_seen: Mutex<Option<(Instant, Instant)>>,
     /// Node near which memory of each part is to lie, by namespace, where it is known.
@@ -116,6 +118,7 @@ impl Core {
             counted_shares: Mutex::default(),
             grow_error: Mutex::default(),
             grow_paused_until: Mutex::default(),
+            memory_awaited: Mutex::default(),
             growth_seen: Mutex::default(),
             nodes: Mutex::default(),
             placing_failures: AtomicU64::new(0),

@@ -225,24 +225,24 @@ impl Core {
         self.all_extents().iter().map(|extent| extent.bytes).sum()
     }
 
-    /// Grow and remember the outcome for people; used where nobody can take the error.
-    pub(crate) fn grow_quietly(&self, ns: Namespace) -> Option<Grown> {
+    /// Grow and remember the outcome for people; used where nobody can take more of an error than its kind.
+    pub(crate) fn grow_quietly(&self, ns: Namespace) -> std::result::Result<Grown, ErrorKind> {
         match self.grow(ns) {
             Ok(outcome) => {
                 if outcome == Grown::Yes {
                     *self.grow_error.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 }
-                Some(outcome)
+                Ok(outcome)
             }
             // Somebody else is at the list of extents; if that takes long it is noticed as a growth that does.
-            Err(error) if error.kind() == ErrorKind::Busy => Some(Grown::InProgress),
+            Err(error) if error.kind() == ErrorKind::Busy => Ok(Grown::InProgress),
             Err(error) => {
                 let mut last = self.grow_error.lock().unwrap_or_else(PoisonError::into_inner);
                 if last.is_none() {
                     log::warn!("pegaflow: the pool stays as it is: {error}");
                 }
                 *last = Some(error.to_string());
-                None
+                Err(error.kind())
             }
         }
     }

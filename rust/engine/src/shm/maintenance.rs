@@ -106,19 +106,24 @@ impl Core {
         }
     }
 
-    /// Add an extent; if the pool is at its capacity, take one that another namespace does not need.
+    /// Add an extent; if the pool is at its capacity, or shared memory at its own, take one that another namespace does
+    /// not need.
     fn serve_growth(&self, ns: Namespace) {
         begin_operation();
         match self.grow_quietly(ns) {
-            Some(Grown::Yes) => *self.lock_growth_seen() = None,
-            Some(Grown::InProgress) => self.watch_growth_of_others(),
-            Some(Grown::AtCapacity) => {
-                let starving = self.extents(ns).is_empty();
-                if self.retire_empty(ns) > 0 || self.take_extent(ns, starving) {
-                    self.grow_quietly(ns);
+            Ok(Grown::Yes) => *self.lock_growth_seen() = None,
+            Ok(Grown::InProgress) => self.watch_growth_of_others(),
+            Ok(Grown::AtCapacity) => {
+                if self.take_from_others(ns) {
+                    let _outcome_is_kept = self.grow_quietly(ns);
                 }
             }
-            None => self.pause_growth(),
+            Err(kind) => {
+                self.pause_growth();
+                if kind == ErrorKind::ShmFull {
+                    self.grow_by_taking(ns);
+                }
+            }
         }
     }
 
@@ -137,6 +142,15 @@ impl Core {
 
     fn lock_growth_seen(&self) -> MutexGuard<'_, Option<(Instant, Instant)>> {
         self.growth_seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wait until siblings have had a look around. `false` if this process is to stop.
+    pub(crate) fn rest(&self) -> bool {
+        let requests = self.lock_requests();
+        let going_on = |requests: &mut Requests| !requests.stop;
+        let rested = self.bell.wait_timeout_while(requests, MAINTENANCE_INTERVAL, going_on);
+        begin_operation();
+        !rested.unwrap_or_else(PoisonError::into_inner).0.stop
     }
 
     fn lock_requests(&self) -> MutexGuard<'_, Requests> {

@@ -48,6 +48,7 @@ mod retire;
 pub(crate) mod rows;
 pub(crate) mod segments_dir;
 pub(crate) mod shares;
+mod shortage;
 mod space;
 pub(crate) mod state;
 pub(crate) mod stats;

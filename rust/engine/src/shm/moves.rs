@@ -61,6 +61,12 @@ impl Core {
         }
     }
 
+    /// Whether others have to give: `ns` has nothing, or one more extent is within this instance's share.
+    pub(crate) fn is_in_need(&self, ns: Namespace) -> bool {
+        let all = self.all_extents();
+        self.extents(ns).is_empty() || self.is_entitled(ns, &all, &self.shares_in(&all))
+    }
+
     /// Whether one more extent is within this instance's share.
     fn is_entitled(&self, ns: Namespace, all: &[Extent], shares: &Shares) -> bool {
         let own = all.iter().filter(|extent| extent.namespace == ns.0).map(|extent| extent.bytes).max();

@@ -1,8 +1,10 @@
 //! What happens in a tmpfs of 64 MiB.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,6 +28,8 @@ pub fn run(dir: &Path, what: &str) {
         "index-too-large" => index_too_large(dir),
         "default-size" => default_size(dir),
         "completely-full" => completely_full(dir),
+        "one-starves" => one_starves(dir),
+        "sibling" => sibling(dir),
         other => panic!("no test {other}"),
     }
 }
@@ -162,13 +166,72 @@ fn completely_full(dir: &Path) {
     let error = Pool::open("second", &options(dir, 8 * MIB, MIB)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ShmFull, "{error}");
     assert_eq!(check_chain(&pool, ns, &chain), 8);
-    // A namespace of its own has no segment, and gets none; it says why, and the others go on.
-    let starving = namespace(&pool, MAIN + 1);
-    assert_eq!(store_chain(&pool, starving, &chain, 1), 0);
     let slots = pool.namespace_stats(ns).unwrap()[0].1;
     store_until(&pool, ns, 100, |number| number == 100 + 2 * slots);
     assert_clean(&pool);
     drop(pool);
     let pool = Pool::open("p", &OpenOptions { create: false, ..options(dir, 0, 0) }).unwrap();
     assert_eq!(check_chain(&pool, ns, &[key(100 + 2 * slots - 1)]), 1, "a full file system keeps what it has");
+}
+
+/// Blocks that all fit.
+const BLOCKS: u64 = 400;
+
+fn one_starves(dir: &Path) {
+    let pool = Pool::open("p", &options(dir, 48 * MIB, 4 * MIB)).unwrap();
+    let ns = namespace(&pool, MAIN);
+    store_until(&pool, ns, 0, |number| number == BLOCKS);
+    // Memory of an extent is free when its siblings have let it go, too.
+    let mut sibling = Sibling::start(dir);
+    fill_up(dir, 0);
+    let before = pool.namespace_stats(ns).unwrap()[0].1;
+    let starving = namespace(&pool, MAIN + 1);
+    store_until(&pool, starving, 0, |number| number == 64);
+    let left = pool.namespace_stats(ns).unwrap()[0].1;
+    assert!(0 < left && left < before, "{left} of {before} slots are left to the other");
+    assert!((0..64).all(|number| check_chain(&pool, starving, &[key(number)]) == 1), "a block is lost");
+    let kept = (0..BLOCKS).filter(|number| check_chain(&pool, ns, &[key(*number)]) == 1).count() as u64;
+    assert!(kept >= left.min(BLOCKS) / 2, "{kept} blocks in {left} slots");
+    sibling.end();
+    assert_clean(&pool);
+}
+
+/// A process that has all segments mapped and does nothing.
+fn sibling(dir: &Path) {
+    let pool = Pool::open("p", &OpenOptions { create: false, ..options(dir, 0, 0) }).unwrap();
+    let ns = namespace(&pool, MAIN);
+    assert!((0..BLOCKS).all(|number| check_chain(&pool, ns, &[key(number)]) == 1));
+    crate::say("holding");
+    crate::wait_for_parent();
+}
+
+struct Sibling(Child);
+
+impl Sibling {
+    fn start(dir: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["full", dir.to_str().unwrap(), "sibling"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line.trim_end(), "holding");
+        Self(child)
+    }
+
+    fn end(&mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Sibling {
+    fn drop(&mut self) {
+        if self.0.try_wait().is_ok_and(|status| status.is_none()) {
+            let _killed = self.0.kill();
+            let _waited = self.0.wait();
+        }
+    }
 }
