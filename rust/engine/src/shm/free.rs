@@ -95,6 +95,11 @@ impl Core {
             crate::crash_point::pass("reserve.unhinted");
             let slot = (word as u64 * SLOTS_PER_RANGE) as u32 + bit;
             if !extent.slots().contains(&slot) {
+                if !extent.is_current(&self.control) {
+                    // The range is another extent's since the list was made, and the slot is one of that.
+                    self.hint_free(slot);
+                    return None;
+                }
                 // Freed when the range was another extent's, by a process that was stopped before it left this hint.
                 continue;
             }
@@ -245,5 +250,22 @@ mod tests {
             std::iter::from_fn(|| core.take_free(ns, &core.extents(ns))).map(|(slot, _)| slot).collect();
         assert_eq!(taken.len(), extent.slot_count as usize);
         assert!(taken.iter().all(|slot| extent.slots().contains(slot)), "{taken:?}");
+    }
+    #[test]
+    fn a_list_of_extents_that_is_out_of_date_hides_no_slot_of_those_that_came_after() {
+        let options = OpenOptions { pool_bytes: Some(64 << 10), private: true, ..OpenOptions::default() };
+        let pool = Pool::open("p", &OpenOptions { segment_bytes: Some(64 << 10), ..options }).expect("a private pool");
+        let core = pool.core();
+        let space = |number, bytes| pool.namespace(&[number; 32], 0, &[bytes], "test").expect("a namespace");
+        let (large, small) = (space(1, 64 << 10), space(2, 8 << 10));
+        core.grow(large).expect("room");
+        let outdated = core.extents(large);
+        assert!(core.retire(&outdated[0], false));
+        core.grow(small).expect("the same room");
+        assert_eq!(core.extents(small)[0].first_slot, outdated[0].first_slot, "the same range");
+        let take = || core.take_free(small, &core.extents(small)).map(|(slot, _)| slot);
+        assert_eq!(take(), Some(outdated[0].first_slot), "the only one that both have");
+        assert!(core.take_free(large, &outdated).is_none());
+        assert_eq!(std::iter::from_fn(take).count() + 1, core.extents(small)[0].slot_count as usize);
     }
 }
