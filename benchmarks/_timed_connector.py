@@ -21,7 +21,13 @@ ONCE = ("shutdown", "register_kv_caches", "register_cross_layers_kv_cache", "unr
 class _Clock:
     """Nanoseconds that this process spent in calls, where others can read them. A call within a call counts once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)  # vLLM imports the connector before it forks its engine
+
+    def _begin(self) -> None:
+        path = self._place / f"{os.getpid()}"
         path.write_bytes(bytes(CLOCK_BYTES))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), CLOCK_BYTES)
@@ -55,7 +61,7 @@ class TimedConnector(PegaKVConnector):
 
 
 if CLOCKS in os.environ:
-    _clock = _Clock(Path(os.environ[CLOCKS]) / f"{os.getpid()}")
+    _clock = _Clock(Path(os.environ[CLOCKS]))
     for _name, _function in list(vars(PegaKVConnector).items()):
         if callable(_function) and not _name.startswith("_") and _name not in ONCE:
             setattr(TimedConnector, _name, _clock.timed(_function))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -144,13 +145,20 @@ def test_a_call_of_the_connector_within_another_is_counted_once(
 ) -> None:
     seconds = itertools.count(1)
     monkeypatch.setattr(_timed_connector.time, "perf_counter_ns", lambda: next(seconds) * 10**9)
-    clock = _timed_connector._Clock(tmp_path / "1")
+    clock = _timed_connector._Clock(tmp_path)
     inner = clock.timed(lambda: "in")
     outer = clock.timed(lambda: f"{inner()} and out")
     assert outer() == "in and out"
     assert _timed_connector.seconds_in_calls(tmp_path) == 1
     assert inner() == "in"
     assert _timed_connector.seconds_in_calls(tmp_path) == 2
+    if (child := os.fork()) == 0:
+        with suppress(BaseException):
+            outer()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert inner() == "in"
+    assert _timed_connector.seconds_in_calls(tmp_path) == 4, "a process that was forked has a clock of its own"
     names = set(vars(_timed_connector.TimedConnector))
     assert names.isdisjoint({"build_connector_meta", "start_load_kv"}), "without a directory for clocks there are none"
 
